@@ -1,0 +1,41 @@
+"""Sightline: the Transformer of "Attention Is All You Need" as real software.
+
+Train it on your own text, use it at speed, and see every number inside it. Importing this package imports torch only
+when one of its names is first used.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sightline.checkpoint import load_model, save_model
+    from sightline.config import ModelConfig
+    from sightline.model.mask import Packing
+    from sightline.model.transformer import build
+    from sightline.trace.record import tracing
+    from sightline.trace.what_if import what_if
+
+__all__ = ["ModelConfig", "Packing", "build", "load_model", "save_model", "tracing", "what_if"]
+
+_HOME = {
+    "ModelConfig": "sightline.config",
+    "Packing": "sightline.model.mask",
+    "build": "sightline.model.transformer",
+    "load_model": "sightline.checkpoint",
+    "save_model": "sightline.checkpoint",
+    "tracing": "sightline.trace.record",
+    "what_if": "sightline.trace.what_if",
+}
+
+__version__ = version("sightline")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'sightline' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,256 @@
+"""Every option of Sightline: its default, its bounds and its help text, each in this one place.
+
+The words are the paper's. A configuration is put together as `preset < file.toml < --set a.b=c`; the
+later wins. Unknown keys are errors, and all errors are reported together.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from sightline.errors import ConfigError
+
+__all__ = ["Config", "ModelConfig", "PositionsConfig", "StackConfig", "load", "options", "presets"]
+
+Size = Annotated[int, Field(gt=0)]
+Rate = Annotated[float, Field(ge=0, lt=1)]
+
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)  # it has no public name
+
+
+class _OneSentence(ModelMetaclass):
+    """Turns pydantic's report into our own error, also for a config that is built in Python."""
+
+    def __call__(self, **values: Any) -> Any:
+        try:
+            return super().__call__(**values)
+        except ValidationError as error:
+            raise _config_error(error, cast("type[BaseModel]", self)) from None
+
+
+class Options(BaseModel, metaclass=_OneSentence):
+    """A group of options: frozen, and closed to keys it does not know."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
+
+
+class PositionsConfig(Options):
+    """How a token learns where it stands (§3.5)."""
+
+    kind: Literal["interleaved", "halves", "learned", "rotary", "none"] = "interleaved"
+    """interleaved: sine in even channels, cosine in odd ones, as the paper writes it; halves: all sines, then all
+    cosines (tensor2tensor, fairseq, Marian); learned: a trained table; rotary: queries and keys are turned by their
+    position; none: the model sees a bag of words."""
+    frequencies: Literal["paper", "tensor2tensor"] = "paper"
+    """paper: max_timescale^(-2i/d_model), as Marian has it too; tensor2tensor: a geometric series from min_timescale
+    to max_timescale, both ends included."""
+    min_timescale: Annotated[float, Field(gt=0)] = 1.0
+    """Where tensor2tensor's series of timescales begins; the paper's rule does not use it."""
+    max_timescale: Annotated[float, Field(gt=1)] = 10_000.0
+    """The slowest timescale: the paper's 10000."""
+    start: Annotated[int, Field(ge=0)] = 0
+    """The position of the first token (fairseq starts at 2). Sinusoids only."""
+    max_length: Size = 4096
+    """The longest sentence, in tokens. Sinusoids need no training for it; a learned table has this many rows."""
+
+
+class StackConfig(Options):
+    """One stack of layers: the encoder or the decoder."""
+
+    layers: Size = 6
+    """How many identical layers stand on each other (N in figure 1)."""
+    heads: Size = 8
+    """Attention heads in each layer; each has d_model / heads channels (§3.2.2)."""
+    d_ff: Size = 2048
+    """Width inside the feed-forward network (§3.3)."""
+
+
+class ModelConfig(Options):
+    """The Transformer. The defaults are the paper's base model."""
+
+    architecture: Literal["encoder-decoder", "decoder-only", "encoder-only"] = "encoder-decoder"
+    """encoder-decoder translates (the paper), decoder-only continues text (GPT), encoder-only reads it (BERT)."""
+    vocab_size: Size = 37_000
+    """Entries of the vocabulary; of the target's, where the source has its own."""
+    source_vocab_size: Size | None = None
+    """Entries of the source vocabulary, where it is not the target's."""
+    tie: Literal["all", "target", "none"] = "all"
+    """Which of source embedding, target embedding and classifier are one matrix (§3.4): all three, the last two,
+    or none."""
+    d_model: Size = 512
+    """Width of every vector between the layers."""
+    encoder: StackConfig = StackConfig()
+    """The encoder's layers."""
+    decoder: StackConfig = StackConfig()
+    """The decoder's layers."""
+    positions: PositionsConfig = PositionsConfig()
+    """How positions are told."""
+    activation: Literal["relu", "gelu", "gelu-tanh", "swish", "swiglu"] = "relu"
+    """The function between the two layers of the feed-forward network; relu in the paper."""
+    norm: Literal["post", "pre"] = "post"
+    """post: normalise after each residual sum, as in the paper; pre: before each sub-layer, steadier in deep stacks."""
+    norm_epsilon: Annotated[float, Field(gt=0)] = 1e-5
+    """Added to the variance before its root is taken."""
+    final_norm: bool | None = None
+    """One more normalisation on top of each stack. By default with norm = "pre" only."""
+    scale_embedding: bool = True
+    """Multiply embeddings by the root of d_model (§3.4)."""
+    embedding_norm: bool = False
+    """Normalise the embedded tokens before the first layer (BERT)."""
+    segments: Annotated[int, Field(ge=0)] = 0
+    """Kinds of text segment with an embedding of their own, in an encoder-only model (BERT has 2); 0 for none."""
+    attention_bias: bool = False
+    """Add a bias to the four projections of attention. The paper writes none; Marian, BERT and GPT-2 have it."""
+    classifier_bias: bool = False
+    """Add a bias to the logits (Marian, BERT)."""
+    dropout: Rate = 0.1
+    """Dropout on embeddings and on every sub-layer's output (§5.4)."""
+    attention_dropout: Rate = 0.0
+    """Dropout on attention probabilities; not in the paper."""
+    activation_dropout: Rate = 0.0
+    """Dropout inside the feed-forward network; not in the paper."""
+
+    @property
+    def stacks(self) -> dict[str, StackConfig]:
+        """The stacks this architecture has, by name."""
+        both = {"encoder": self.encoder, "decoder": self.decoder}
+        return {name: stack for name, stack in both.items() if name in self.architecture.split("-")}
+
+    @property
+    def has_final_norm(self) -> bool:
+        return self.norm == "pre" if self.final_norm is None else self.final_norm
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> Self:
+        for name, stack in self.stacks.items():
+            if self.d_model % stack.heads:
+                raise ValueError(
+                    f"d_model = {self.d_model} cannot be divided among {name}.heads = {stack.heads}; "
+                    f"make d_model a multiple of {stack.heads}"
+                )
+            if self.positions.kind == "rotary" and self.d_model // stack.heads % 2:
+                raise ValueError(
+                    f"rotary positions turn pairs of channels, and {self.d_model // stack.heads} channels a head "
+                    f"(d_model / {name}.heads) is odd; choose an even number, or another positions.kind"
+                )
+        if self.segments and self.architecture != "encoder-only":
+            raise ValueError(f"segments has no meaning in a model that is {self.architecture}; leave it out")
+        if self.source_vocab_size not in (None, self.vocab_size):
+            if self.architecture != "encoder-decoder":
+                raise ValueError(
+                    f"source_vocab_size has no meaning in a model that is {self.architecture}; leave it out"
+                )
+            if self.tie == "all":
+                raise ValueError(
+                    f'tie = "all" needs one vocabulary, but source_vocab_size = {self.source_vocab_size} and '
+                    f'vocab_size = {self.vocab_size}; set tie to "target" or "none"'
+                )
+        timescales = self.positions
+        if timescales.min_timescale >= timescales.max_timescale:
+            raise ValueError(
+                f"positions.min_timescale = {timescales.min_timescale:g} must be below "
+                f"positions.max_timescale = {timescales.max_timescale:g}"
+            )
+        return self
+
+
+class Config(Options):
+    """Everything a run is configured by."""
+
+    model: ModelConfig = ModelConfig()
+    """The Transformer itself."""
+
+
+def presets() -> dict[str, dict[str, Any]]:
+    """The named configurations that ship with Sightline, by name."""
+    files = resources.files("sightline").joinpath("presets").iterdir()
+    found = {
+        f.name.removesuffix(".toml"): tomllib.loads(f.read_text("utf-8")) for f in files if f.name.endswith(".toml")
+    }
+    return dict(sorted(found.items()))
+
+
+def load(preset: str | None = None, file: Path | str | None = None, sets: Iterable[str] = ()) -> Config:
+    """The configuration of `preset`, overridden by the TOML `file`, overridden by each `a.b=c` of `sets`."""
+    values: dict[str, Any] = {}
+    if preset is not None:
+        known = presets()
+        if preset not in known:
+            raise ConfigError(f"there is no preset {preset!r}{_suggest(preset, known)}; known are {', '.join(known)}.")
+        _merge(values, known[preset])
+    if file is not None:
+        try:
+            _merge(values, tomllib.loads(Path(file).read_text("utf-8")))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{file}: cannot be read as TOML: {error}.") from None
+    for assignment in sets:
+        _merge(values, _parse_set(assignment))
+    return Config(**values)
+
+
+def options(group: type[Options] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every option with its dotted name, in the order they are declared."""
+    for name, field in group.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Options):
+            yield from options(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def _parse_set(assignment: str) -> dict[str, Any]:
+    key, equals, text = assignment.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {assignment!r}: write it as group.option=value, for example model.d_model=256.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word is a string
+    for part in reversed(key.strip().split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _suggest(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def _config_error(error: ValidationError, group: type[BaseModel]) -> ConfigError:
+    return ConfigError("\n".join(_sentence(details, group) for details in error.errors()))
+
+
+def _sentence(error: ErrorDetails, group: type[BaseModel]) -> str:
+    """One sentence for one of pydantic's errors: the key, the value, the way out."""
+    path = [str(part) for part in error["loc"]]
+    where = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        for part in path[:-1]:
+            group = cast("type[BaseModel]", group.model_fields[part].annotation)
+        hint = _suggest(path[-1], group.model_fields) or f"; known here are {', '.join(group.model_fields)}."
+        return f"{where}: there is no such option{hint}"
+    reason = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return f"{where}: {reason}." if where else f"{reason}."
+    reason = reason.removeprefix("Input should be ")
+    return f"{where}: must be {reason}, and is {error['input']!r}."

@@ -1,0 +1,1 @@
+"""To and from other toolkits. Every conversion keeps the numbers."""

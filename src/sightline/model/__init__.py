@@ -1,0 +1,1 @@
+"""The Transformer, its masks and its cache."""

@@ -1,0 +1,107 @@
+"""What the decoder has computed already: keys and values, kept by the caller and never computed again.
+
+The model holds no state of a request. Whoever generates text makes a cache (`model.new_cache`), hands it to every step,
+and owns it. It is allocated once at its full capacity, so a step allocates nothing that grows.
+
+Rows are hypotheses: `beams` neighbouring rows for each sentence. Self-attention has keys and values of its own for each
+row. Those of encoder-decoder attention depend on the source alone, so they are held once for each sentence, however
+many beams look at them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sightline.config import ModelConfig
+from sightline.errors import InputError
+from sightline.model.mask import Layout, Mask, Packing
+
+__all__ = ["Cache", "LayerCache", "Memory"]
+
+
+class Memory(NamedTuple):
+    """What one decoder layer sees of the source: its keys and values of the encoder's output, and who sees them."""
+
+    keys: Float[Tensor, "sentences heads source d_k"]
+    values: Float[Tensor, "sentences heads source d_k"]
+    mask: Mask
+
+
+class Cache:
+    """Keys and values of all decoder layers, for a number of rows that grow at their own pace."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        rows: int,
+        capacity: int,
+        *,
+        like: Tensor,
+        static: bool = False,
+        memory: Sequence[Memory] = (),
+    ) -> None:
+        """Empty, of the device and precision of `like`. A static cache looks at its whole capacity at every step: one
+        shape for all steps, as CUDA graphs need it."""
+        if capacity > config.positions.max_length:
+            longest = config.positions.max_length
+            raise InputError(
+                f"a cache of {capacity} positions is more than model.positions.max_length = {longest} allows."
+            )
+        heads = config.decoder.heads
+        shape = (config.decoder.layers, rows, heads, capacity, config.d_model // heads)
+        self.keys: Float[Tensor, "layers rows heads capacity d_k"] = like.new_zeros(shape)
+        self.values: Float[Tensor, "layers rows heads capacity d_k"] = like.new_zeros(shape)
+        self.memory = [Memory(keys.contiguous(), values.contiguous(), mask) for keys, values, mask in memory]
+        self.lengths: Int[Tensor, " rows"] = torch.zeros(rows, dtype=torch.long, device=like.device)
+        self.capacity = capacity
+        self.static = static
+        self.reach = capacity if static else 0  # keys from this column on are not looked at
+
+    def make_room(self, count: int) -> Int[Tensor, "rows new"]:
+        """The positions that the next `count` tokens of each row will take."""
+        if not self.static:
+            self.reach += count
+            if self.reach > self.capacity:
+                raise InputError(
+                    f"the cache holds {self.capacity} positions a row and cannot take {self.reach}; ask for more."
+                )
+        return self.lengths[:, None] + torch.arange(count, device=self.lengths.device)
+
+    def visible(self, positions: Int[Tensor, "rows new"]) -> Bool[Tensor, "rows 1 new reach"]:
+        """Each new position may look at itself and at what came before it in its row."""
+        return torch.arange(self.reach, device=positions.device) <= positions[:, None, :, None]
+
+    def advance(self, count: int, layout: Layout = None) -> None:
+        """Count what was added: `count` tokens in every row, or only the True cells of a layout (prompts of unequal
+        length, padded on the right; the next token of a row takes the place of its padding)."""
+        if isinstance(layout, Packing):
+            raise InputError("a cache has a row for each text and cannot take a packed row; pad the texts instead.")
+        self.lengths += count if layout is None else layout.sum(1)
+
+    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
+        """Let row i go on from what row `rows[i]` holds, among the beams of its own sentence. What the sentences'
+        memories hold stays where it is."""
+        for kept in (self.keys, self.values):
+            kept[:, :, :, : self.reach] = kept[:, rows, :, : self.reach]
+        self.lengths.copy_(self.lengths[rows])
+
+
+class LayerCache(NamedTuple):
+    """One decoder layer's part of the cache, and where in it this step writes."""
+
+    cache: Cache
+    layer: int
+    positions: Int[Tensor, "rows new"]
+
+    def append(
+        self, k: Float[Tensor, "rows heads new d_k"], v: Float[Tensor, "rows heads new d_k"]
+    ) -> tuple[Float[Tensor, "rows heads reach d_k"], Float[Tensor, "rows heads reach d_k"]]:
+        """Write the new keys and values; return all that may be looked at."""
+        rows = torch.arange(len(k), device=k.device)[:, None]
+        keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
+        keys[rows, :, self.positions] = k.transpose(1, 2)
+        values[rows, :, self.positions] = v.transpose(1, 2)
+        return keys[:, :, : self.cache.reach], values[:, :, : self.cache.reach]

@@ -1,0 +1,98 @@
+"""Which cells of a batch are tokens, and who may look at whom.
+
+One rule everywhere: a mask is boolean, and True means "may look". A batch is either padded (rows of unequal sentences,
+filled up) or packed (many sentences end to end in one row, nothing wasted). Both give the same result for each token.
+"""
+
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from sightline.errors import InputError
+
+__all__ = ["Layout", "Mask", "Packing", "SourceLayout", "attend_packed"]
+
+
+class Packing(NamedTuple):
+    """Sentences laid end to end in a single row, with no padding between them."""
+
+    starts: Int[Tensor, " sentences_and_one"]  # sentence i is row[starts[i] : starts[i + 1]]; 32-bit, for the kernel
+    longest: int
+    sentence: Int[Tensor, " total"]  # of each token: which sentence it belongs to,
+    position: Int[Tensor, " total"]  # and where in that sentence it stands
+
+    @classmethod
+    def of(cls, lengths: list[int], device: torch.device | str | None = None) -> "Packing":
+        counts = torch.tensor(lengths, device=device)
+        starts = F.pad(counts.cumsum(0), (1, 0))
+        sentence = torch.repeat_interleave(torch.arange(len(lengths), device=device), counts)
+        position = torch.arange(len(sentence), device=device) - starts[sentence]
+        return cls(starts.int(), max(lengths), sentence, position)
+
+    @property
+    def tokens(self) -> Bool[Tensor, "sentences longest"]:
+        """Which cells are tokens once the sentences are laid out in rows of their own."""
+        return torch.arange(self.longest, device=self.starts.device) < self.starts.diff()[:, None]
+
+    def unpack(self, packed: Shaped[Tensor, "total *rest"]) -> Shaped[Tensor, "sentences longest *rest"]:
+        """Lay the sentences out in rows of their own, filled up with zeros."""
+        rows = packed.new_zeros(len(self.starts) - 1, self.longest, *packed.shape[1:])
+        return rows.index_put((self.sentence, self.position), packed)
+
+
+Layout = Bool[Tensor, "batch length"] | Packing | None
+SourceLayout = Bool[Tensor, "batch source"] | Packing | None
+"""Which cells of the rows are tokens: all (None), the True ones (padding is False), or packed sentences."""
+
+
+class Mask(NamedTuple):
+    """Who may look at whom. True = may look. A key is seen where all three conditions allow it."""
+
+    allowed: Bool[Tensor, "#batch #heads #query key"] | None = None
+    causal: bool = False  # the look-ahead mask: no position sees a later one (§3.2.3)
+    packed: tuple[Packing, Packing] | None = None  # of queries and keys: each sentence looks only at its own
+
+    @classmethod
+    def of(cls, keys: SourceLayout, queries: Layout = None, *, causal: bool = False) -> "Mask":
+        """The mask that the layouts of keys and queries ask for."""
+        if isinstance(keys, Packing) and isinstance(queries, Packing):
+            return cls(None, causal, (queries, keys))
+        if isinstance(keys, Packing) or isinstance(queries, Packing):
+            raise InputError("source and target are either both packed or both padded, not one of each.")
+        return cls(None if keys is None else keys[:, None, None, :], causal)
+
+    def dense(self, queries: int, keys: int, device: torch.device) -> Bool[Tensor, "batch heads query key"]:
+        """The same as one boolean matrix for each sentence and head (axes of size 1 where all share it)."""
+        row, column = torch.arange(queries, device=device), torch.arange(keys, device=device)
+        seen = row[:, None] >= column if self.causal else torch.ones(queries, keys, dtype=torch.bool, device=device)
+        if self.packed is not None:
+            seen = seen & (self.packed[0].sentence[:, None] == self.packed[1].sentence)
+        return seen[None, None] if self.allowed is None else seen & self.allowed
+
+
+def attend_packed(
+    q: Float[Tensor, "1 heads query d_k"],
+    k: Float[Tensor, "1 heads key d_k"],
+    v: Float[Tensor, "1 heads key d_k"],
+    packed: tuple[Packing, Packing],
+    causal: bool,
+    dropout: float,
+) -> Float[Tensor, "1 heads query d_k"]:
+    """Attention inside each sentence of a packed row: by torch's variable-length kernel where there is one, else by
+    laying the sentences out in padded rows and back."""
+    queries, keys = packed
+    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and not dropout:
+        q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+        ahead = 0 if causal else -1  # how far a query sees: no limit backwards, none or all of it ahead
+        sizes = (queries.starts, keys.starts, queries.longest, keys.longest)
+        z = cast(Tensor, varlen_attn(q, k, v, *sizes, window_size=(-1, ahead)))
+        return z.transpose(0, 1)[None]
+
+    q, k, v = (p.unpack(x[0].transpose(0, 1)).transpose(1, 2) for p, x in ((queries, q), (keys, k), (keys, v)))
+    allowed = Mask.of(keys.tokens, causal=causal).dense(queries.longest, keys.longest, q.device)
+    z = F.scaled_dot_product_attention(q, k, v, allowed, dropout)
+    return z.transpose(1, 2)[queries.sentence, queries.position].transpose(0, 1)[None]

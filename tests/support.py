@@ -1,0 +1,89 @@
+"""Small models of every kind, and batches for them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sightline.config import ModelConfig
+from sightline.model.mask import Packing
+from sightline.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Model, build
+
+VOCAB = 41
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "d_model": 24,
+    "encoder": {"layers": 2, "heads": 4, "d_ff": 40},
+    "decoder": {"layers": 3, "heads": 2, "d_ff": 56},
+}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "pre-norm": {"norm": "pre", "activation": "gelu"},
+    "biased": {"attention_bias": True, "classifier_bias": True, "activation": "swish", "tie": "target"},
+    "halves": {"positions": {"kind": "halves", "frequencies": "tensor2tensor", "start": 1}, "tie": "none"},
+    "learned": {"positions": {"kind": "learned", "max_length": 64}, "activation": "gelu-tanh", "embedding_norm": True},
+    "rotary": {"positions": {"kind": "rotary"}, "activation": "swiglu", "norm": "pre"},
+    "no positions": {"positions": {"kind": "none"}, "scale_embedding": False},
+}
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def random_weights(model: Model) -> Model:
+    """Weights, biases and norms all different from what they do at the start, so that none can be forgotten."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.eval()
+
+
+def config(variant: str = "paper", **more: Any) -> ModelConfig:
+    return ModelConfig(**{**SMALL, **VARIANTS[variant], **more})
+
+
+def translator(variant: str = "paper", **more: Any) -> EncoderDecoder:
+    model = random_weights(build(config(variant, **more)))
+    assert isinstance(model, EncoderDecoder)
+    return model
+
+
+def writer(variant: str = "paper", **more: Any) -> DecoderOnly:
+    model = random_weights(build(config(variant, architecture="decoder-only", **more)))
+    assert isinstance(model, DecoderOnly)
+    return model
+
+
+def reader(variant: str = "paper", **more: Any) -> EncoderOnly:
+    model = random_weights(build(config(variant, architecture="encoder-only", segments=2, **more)))
+    assert isinstance(model, EncoderOnly)
+    return model
+
+
+def ids(*shape: int) -> Tensor:
+    return torch.randint(0, VOCAB, shape)
+
+
+def pad(sentences: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Rows filled up on the right with arbitrary tokens, and which cells are real."""
+    longest = max(len(s) for s in sentences)
+    rows = ids(len(sentences), longest)
+    layout = torch.zeros(len(sentences), longest, dtype=torch.bool)
+    for i, sentence in enumerate(sentences):
+        rows[i, : len(sentence)] = sentence
+        layout[i, : len(sentence)] = True
+    return rows, layout
+
+
+def packed(sentences: list[Tensor]) -> tuple[Tensor, Packing]:
+    return torch.cat(sentences)[None], Packing.of([len(s) for s in sentences])
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    assert a.shape == b.shape, (a.shape, b.shape)
+    return (a - b).abs().max().item()
+
+
+def hooks(model: torch.nn.Module) -> int:
+    """How many hooks are on a model."""
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in model.modules())

@@ -1,0 +1,112 @@
+"""Models on disk."""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sightline.checkpoint import load_model, save_model
+from sightline.config import ModelConfig
+from sightline.errors import CheckpointError
+from sightline.model.transformer import build
+from support import difference, every_variant, ids, reader, translator, writer
+
+KEPT = Path(__file__).parents[1] / "kept"
+
+
+@every_variant
+@torch.no_grad()
+def test_saved_and_loaded_is_the_same(variant, tmp_path):
+    for make, inputs in ((translator, (ids(2, 6), ids(2, 5))), (writer, (ids(2, 5),)), (reader, (ids(2, 5),))):
+        model = make(variant)
+        save_model(model, tmp_path / variant)
+        again = load_model(tmp_path / variant)
+        assert again.config == model.config
+        assert torch.equal(again(*inputs), model(*inputs))
+        assert sorted(p.name for p in (tmp_path / variant).iterdir()) == ["config.json", "model.safetensors"]
+
+
+@torch.no_grad()
+def test_a_model_of_an_earlier_version_still_loads():
+    """Parameter names and the folder's layout are public: this folder was written once and is never written again."""
+    model = load_model(KEPT / "model")
+    inputs = json.loads((KEPT / "logits.json").read_text())
+    logits = model(torch.tensor(inputs["source"]), torch.tensor(inputs["target"]))
+    assert difference(logits, torch.tensor(inputs["logits"])) <= 1e-5
+
+
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder-only", "encoder-only"])
+def test_parameter_names_are_public(architecture):
+    """The names in the list may be added to, with a default; none may go or change its shape."""
+    config = ModelConfig(
+        architecture=architecture,
+        vocab_size=50,
+        d_model=16,
+        encoder={"layers": 1, "heads": 4, "d_ff": 24},
+        decoder={"layers": 1, "heads": 2, "d_ff": 40},
+        positions={"kind": "learned", "max_length": 8},
+        norm="pre",
+        tie="none",
+        segments=2 if architecture == "encoder-only" else 0,
+        embedding_norm=True,
+        attention_bias=True,
+        classifier_bias=True,
+    )
+    names = [f"{name} {list(p.shape)}" for name, p in build(config).named_parameters()]
+    assert names == (KEPT / f"parameters-{architecture}.txt").read_text().splitlines()
+
+
+def test_damage_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="there is no model here; a model folder has a config.json"):
+        load_model(tmp_path)
+    save_model(translator(), tmp_path)
+    config, weights = tmp_path / "config.json", tmp_path / "model.safetensors"
+    good_config, good_weights = config.read_text(), weights.read_bytes()
+
+    config.write_text("{")
+    with pytest.raises(CheckpointError, match="this is not a model's configuration"):
+        load_model(tmp_path)
+    config.write_text(good_config.replace('"format": 1', '"format": 99'))
+    with pytest.raises(CheckpointError, match="has format 99, and this version of Sightline reads 1"):
+        load_model(tmp_path)
+    config.write_text(good_config.replace('"d_model"', '"d_modell"'))
+    with pytest.raises(CheckpointError, match="did you mean 'd_model'"):
+        load_model(tmp_path)
+    config.write_text(good_config.replace('"d_model": 24', '"d_model": 48'))
+    with pytest.raises(CheckpointError, match="has the shape .* where the configuration asks for"):
+        load_model(tmp_path)
+    config.write_text(good_config)
+
+    weights.write_bytes(good_weights[:-100])
+    with pytest.raises(CheckpointError, match="the weights cannot be read"):
+        load_model(tmp_path)
+    weights.write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(CheckpointError, match="the weights cannot be read"):
+        load_model(tmp_path)
+    weights.write_bytes(good_weights)
+    tensors = load_file(weights)
+    del tensors["decoder.layers.0.self_attention.output.weight"]
+    save_file(tensors, weights)
+    with pytest.raises(CheckpointError, match="lack 'decoder.layers.0.self_attention.output.weight'"):
+        load_model(tmp_path)
+    weights.unlink()
+    with pytest.raises(CheckpointError, match="the weights cannot be read"):
+        load_model(tmp_path)
+
+
+def test_an_interrupted_write_leaves_the_old_model(tmp_path, monkeypatch):
+    model = translator()
+    save_model(model, tmp_path)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(CheckpointError, match="cannot be written: No space left on device"):
+        save_model(translator("pre-norm"), tmp_path)
+    monkeypatch.undo()
+    assert load_model(tmp_path).config == model.config
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]

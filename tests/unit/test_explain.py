@@ -1,0 +1,123 @@
+"""Readings of a trace keep the properties they are defined by."""
+
+import pytest
+import torch
+
+from sightline.errors import InputError, TraceError
+from sightline.trace.explain import gradient_x_input, logit_lens, rollout, value_weighted
+from sightline.trace.record import tracing
+from support import VOCAB, difference, every_variant, hooks, ids, pad, reader, translator, writer
+
+
+@every_variant
+@torch.no_grad()
+def test_rollout_shares_add_up_to_one(variant):
+    model = translator(variant)
+    source, layout = pad([ids(6), ids(3)])
+    with tracing(model) as trace:
+        model(source, ids(2, 5), layout)
+    encoder = rollout(trace, "encoder")["source"]
+    assert encoder.axes == ("layer", "batch", "query", "key")
+    assert encoder.values.shape == (2, 2, 6, 6)
+    assert difference(encoder.values.sum(-1), torch.ones(2, 2, 6)) <= 1e-5
+    assert encoder.values[:, 1, :, 3:].triu(1).abs().max() == 0  # nobody but padding itself got anything of the padding
+    decoder = rollout(trace, "decoder")
+    total = decoder["source"].values.sum(-1) + decoder["target"].values.sum(-1)
+    assert difference(total, torch.ones(3, 2, 5)) <= 1e-5
+    assert decoder["target"].values.triu(1).abs().max() == 0
+    assert rollout(trace.sentence(0), "decoder")["source"].values.shape == (3, 5, 6)
+
+
+@torch.no_grad()
+def test_rollout_of_one_layer_is_its_mean_attention_beside_the_residual():
+    model = reader(encoder={"layers": 1, "heads": 4, "d_ff": 40})
+    with tracing(model) as trace:
+        model(ids(1, 5))
+    looks = trace["encoder.layers.0.self_attention.probabilities"].values.mean(1)
+    assert difference(rollout(trace, "encoder")["source"].values[0], (looks + torch.eye(5)) / 2) <= 1e-6
+
+
+@every_variant
+@torch.no_grad()
+def test_value_weighted_parts_are_those_the_output_is_the_sum_of(variant):
+    """With p_j·v_j·W^O for every head and key at hand, their sum is the output; their lengths are what is shown."""
+    model = translator(variant)
+    with tracing(model) as trace:
+        model(ids(2, 6), ids(2, 5))
+    for path in ("encoder.layers.0.self_attention", "decoder.layers.1.cross_attention"):
+        module = model.get_submodule(path)
+        weighted = value_weighted(trace, model, path)
+        p, v = trace[f"{path}.probabilities"].values, trace[f"{path}.v"].values
+        d_k = 24 // module.heads
+        total = torch.zeros_like(trace[f"{path}.output"].values)
+        for head in range(module.heads):
+            w_o = module.output.weight[:, head * d_k : (head + 1) * d_k]
+            parts = p[:, head, :, :, None] * (v[:, head] @ w_o.T)[:, None]  # batch, query, key, d_model
+            assert difference(weighted.values[:, head], parts.norm(dim=-1)) <= 1e-5
+            total += parts.sum(2)
+        bias = 0 if module.output.bias is None else module.output.bias
+        assert difference(total + bias, trace[f"{path}.output"].values) <= 1e-5
+    with pytest.raises(TraceError, match="'encoder' is not an attention module"):
+        value_weighted(trace, model, "encoder")
+
+
+@every_variant
+@torch.no_grad()
+def test_the_lens_ends_in_what_the_model_says(variant):
+    for model, inputs, stack in (
+        (translator(variant), (ids(2, 6), ids(2, 5)), "decoder"),
+        (writer(variant), (ids(2, 5),), "decoder"),
+        (reader(variant), (ids(2, 5),), "encoder"),
+    ):
+        with tracing(model) as trace:
+            logits = model(*inputs)
+        lens = logit_lens(trace, model, stack)
+        assert lens.axes == ("layer", "batch", "position", "vocabulary")
+        assert len(lens.values) == 1 + len(model.get_submodule(stack).layers)
+        assert difference(lens.values[-1], logits) <= 1e-5
+        assert difference(lens.values[0], logits) > 1e-3
+
+
+@torch.no_grad()
+def test_the_lens_of_an_encoder_speaks_the_source_vocabulary():
+    model = translator("halves", source_vocab_size=50)
+    with tracing(model) as trace:
+        model(ids(1, 6), ids(1, 5))
+    lens = logit_lens(trace.sentence(0), model, "encoder")
+    assert lens.values.shape == (3, 6, 50)
+    with pytest.raises(TraceError, match="'classifier' is not a stack"):
+        logit_lens(trace, model, "classifier")
+
+
+@every_variant
+def test_gradient_times_input_is_the_effect_of_a_small_change(variant):
+    """By definition: how fast the score moves when a token's vector grows. Against the difference quotient."""
+    model = translator(variant).double()
+    inputs = (ids(2, 4), ids(2, 3))
+    found = gradient_x_input(model, inputs, position=2, token=7, sentence=1)
+    assert hooks(model) == 0
+
+    def score(stack, token, factor):
+        def grow(module, args, output):
+            output = output.clone()
+            output[1, token] *= factor
+            return output
+
+        handle = model.get_submodule(f"{stack}.embedding").register_forward_hook(grow)
+        with torch.no_grad():
+            value = model(*inputs)[1, 2].log_softmax(-1)[7].item()
+        handle.remove()
+        return value
+
+    assert found.score == pytest.approx(score("encoder", 0, 1.0))
+    for stack, length in (("encoder", 4), ("decoder", 3)):
+        for token in range(length):
+            quotient = (score(stack, token, 1 + 1e-5) - score(stack, token, 1 - 1e-5)) / 2e-5
+            assert found.tokens[stack][token].item() == pytest.approx(quotient, abs=1e-6)
+
+
+def test_gradient_times_input_of_what_is_not_there():
+    with pytest.raises(InputError, match="no position 9 with a token 3"):
+        gradient_x_input(translator(), (ids(1, 4), ids(1, 3)), position=9, token=3)
+    with pytest.raises(InputError, match=f"with a token {VOCAB}"):
+        gradient_x_input(translator(), (ids(1, 4), ids(1, 3)), position=0, token=VOCAB)

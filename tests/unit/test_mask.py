@@ -1,0 +1,90 @@
+"""True means "may look", and a query that may look nowhere gets zeros."""
+
+import pytest
+import torch
+
+from sightline.model.mask import Mask, Packing
+from sightline.model.transformer import Attend
+from support import ids, translator
+
+CPU = torch.device("cpu")
+
+
+def qkv(keys=5):
+    return torch.randn(2, 3, 4, 8), torch.randn(2, 3, keys, 8), torch.randn(2, 3, keys, 8)
+
+
+def test_true_means_may_look():
+    q, k, v = qkv()
+    allowed = torch.zeros(2, 1, 4, 5, dtype=torch.bool)
+    allowed[..., 2] = True  # each query sees the third key alone
+    z = Attend(0.0)(q, k, v, Mask(allowed))
+    assert torch.allclose(z, v[:, :, 2:3].expand_as(z), atol=1e-6)
+
+
+def test_false_means_may_not_look():
+    q, k, v = qkv()
+    allowed = torch.ones(2, 1, 1, 5, dtype=torch.bool)
+    allowed[..., 3] = False
+    z = Attend(0.0)(q, k, v, Mask(allowed))
+    v[:, :, 3] = 1e6
+    k[:, :, 3] = 1e6
+    assert torch.equal(Attend(0.0)(q, k, v, Mask(allowed)), z)
+
+
+def test_layout_true_means_token():
+    layout = torch.tensor([[True, True, False]])
+    assert Mask.of(layout).dense(2, 3, CPU).tolist() == [[[[True, True, False]] * 2]]
+
+
+def test_the_conditions_hold_together():
+    layout = torch.tensor([[False, True, True]])
+    assert Mask.of(layout, causal=True).dense(3, 3, CPU)[0, 0].tolist() == [
+        [False, False, False],
+        [False, True, False],
+        [False, True, True],
+    ]
+    both = (Packing.of([2, 1]), Packing.of([2, 1]))
+    assert Mask(None, True, both).dense(3, 3, CPU)[0, 0].tolist() == [
+        [True, False, False],
+        [True, True, False],
+        [False, False, True],
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("keys", [1, 5, 40, 700])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_query_that_may_look_nowhere_gets_zeros_and_sends_no_gradient(dtype, keys, causal):
+    q, k, v = (x.to(dtype).requires_grad_() for x in qkv(keys))
+    allowed = torch.ones(2, 1, 4, keys, dtype=torch.bool)
+    allowed[0, :, 1] = False
+    allowed[1] = False
+    z = Attend(0.0)(q, k, v, Mask(allowed, causal))
+    assert torch.equal(z[0, :, 1], torch.zeros_like(z[0, :, 1]))
+    assert torch.equal(z[1], torch.zeros_like(z[1]))
+    assert z[0, :, 0].abs().min() > 0
+    z.square().sum().backward()
+    for x in (q, k, v):
+        assert x.grad.isfinite().all()
+        assert torch.equal(x.grad[1], torch.zeros_like(x.grad[1]))
+
+
+def test_a_whole_model_survives_an_empty_sentence():
+    model = translator().train()
+    source, target = ids(2, 4), ids(2, 3)
+    layout = torch.tensor([[True] * 4, [False] * 4])
+    logits = model(source, target, layout)
+    assert logits.isfinite().all()
+    logits.square().mean().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_packing():
+    packing = Packing.of([2, 3, 1])
+    assert packing.starts.tolist() == [0, 2, 5, 6]
+    assert packing.longest == 3
+    assert packing.sentence.tolist() == [0, 0, 1, 1, 1, 2]
+    assert packing.position.tolist() == [0, 1, 0, 1, 2, 0]
+    assert packing.tokens.tolist() == [[True, True, False], [True, True, True], [True, False, False]]
+    assert packing.unpack(torch.tensor([1, 2, 3, 4, 5, 6])).tolist() == [[1, 2, 0], [3, 4, 5], [6, 0, 0]]

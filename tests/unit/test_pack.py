@@ -1,0 +1,118 @@
+"""A trace goes out as bytes and comes back as it was."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sightline.errors import TraceError
+from sightline.trace.pack import PIECE, pack, read, write
+from sightline.trace.record import Trace, tracing
+from support import ids, pad, translator
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    model = translator()
+    source, layout = pad([ids(6), ids(3)])
+    with torch.no_grad(), tracing(model) as trace:
+        model(source, ids(2, 5), layout)
+    trace.tokens = {"source": ["▁it", "é", "漢", "🙂", '"', "\n"], "target": ["a"] * 5}
+    return trace
+
+
+def test_float32_is_exact(trace, tmp_path):
+    path = tmp_path / "a.trace"
+    with path.open("wb") as file:
+        write(trace, file, about={"model": {"d_model": 24}})
+    again = read(path)
+    assert again.names() == trace.names()
+    assert again.tokens == trace.tokens
+    assert again.about == {"model": {"d_model": 24}}
+    for name in trace.names():
+        assert again[name].axes == trace[name].axes
+        assert torch.equal(again[name].values, trace[name].values), name
+
+
+def test_float16_is_close_and_a_quarter_of_the_way_from_json(trace):
+    names = [name for name in trace.names() if name.endswith(".probabilities")]
+    packed = pack(trace, names, dtype="f16")
+    again = read(packed)
+    assert again.names() == names
+    for name in names:
+        assert (again[name].values - trace[name].values).abs().max() <= 2**-11
+    as_json = json.dumps({name: trace[name].values.tolist() for name in names})
+    assert len(packed) < len(as_json) / 4
+
+
+def test_one_sentence(trace):
+    one = trace.sentence(1)
+    again = read(pack(one))
+    name = "decoder.layers.0.cross_attention.probabilities"
+    assert again[name].values.shape == (2, 5, 3)
+    assert torch.equal(again[name].values, one[name].values)
+
+
+def test_minus_infinity_survives_and_what_half_precision_cannot_hold_is_kept(trace):
+    name = "decoder.layers.0.self_attention.masked"
+    again = read(pack(trace, [name], dtype="f16"))
+    assert torch.equal(again[name].values == -torch.inf, trace[name].values == -torch.inf)
+    big = Trace()
+    big._record("big", ("position",), torch.tensor([1e6, -torch.inf]))
+    assert torch.equal(read(pack(big, dtype="f16"))["big"].values, torch.tensor([1e6, -torch.inf]))
+
+
+@settings(max_examples=30)
+@given(shape=st.lists(st.integers(0, 4), max_size=4), scale=st.floats(1e-30, 1e30), seed=st.integers(0, 999))
+def test_any_shape(shape, scale, seed):
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
+    trace = Trace()
+    trace._record("x", tuple(f"axis{i}" for i in range(len(shape))), values)
+    again = read(pack(trace))["x"]
+    assert again.axes == tuple(f"axis{i}" for i in range(len(shape)))
+    assert torch.equal(again.values, values)
+
+
+def test_pieces_are_at_most_a_million_bytes_and_make_the_whole():
+    trace = Trace()
+    trace._record("long", ("position", "d_model"), torch.randn(1300, 512))
+    trace._record("short", ("position",), torch.randn(3))
+    again = read(pack(trace))
+    pieces = [again.piece("long", i) for i in range(again.pieces("long"))]
+    assert [len(piece) for piece in pieces] == [PIECE, PIECE, 1300 * 512 * 4 - 2 * PIECE]
+    assert torch.equal(torch.from_numpy(np.frombuffer(b"".join(pieces), "<f4").copy()), trace["long"].values.flatten())
+    assert again.pieces("short") == 1
+    with pytest.raises(TraceError, match="long has 3 pieces, and no piece 3"):
+        again.piece("long", 3)
+
+
+def test_reading_a_file_touches_only_what_is_asked_for(trace, tmp_path):
+    path = tmp_path / "a.trace"
+    path.write_bytes(pack(trace))
+    assert isinstance(read(path)._data, np.memmap)
+
+
+def test_damage_is_named(trace, tmp_path):
+    whole = pack(trace)
+    with pytest.raises(TraceError, match="not a Sightline trace"):
+        read(b"PK\x03\x04 something else altogether")
+    with pytest.raises(TraceError, match="not a Sightline trace"):
+        read(b"")
+    with pytest.raises(TraceError, match="version 2, and only version 1"):
+        read(b"SIGHTLN\x02" + whole[8:])
+    with pytest.raises(TraceError, match="cut short"):
+        read(whole[:-9])
+    with pytest.raises(TraceError, match="manifest is damaged"):
+        read(whole[:200])
+    with pytest.raises(TraceError, match="manifest is damaged"):
+        read(whole.replace(b'"offset"', b'"offfet"'))
+    with pytest.raises(TraceError, match="cannot be read as a trace"):
+        read(tmp_path / "nothing.trace")
+    with pytest.raises(TraceError, match="packed as f16 or f32, not 'f64'"):
+        write(trace, io.BytesIO(), dtype="f64")
+    with pytest.raises(TraceError, match="the trace has no 'x'"):
+        read(whole)["x"]

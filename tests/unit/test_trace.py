@@ -1,0 +1,243 @@
+"""What the glass shows is what ran."""
+
+import threading
+
+import pytest
+import torch
+
+from sightline.errors import TraceError
+from sightline.trace.record import tracing
+from support import VOCAB, difference, every_variant, hooks, ids, packed, pad, reader, translator, writer
+
+
+def every_model(variant):
+    source, layout = pad([ids(6), ids(3)])
+    rows, packing = packed([ids(4), ids(2)])
+    targets, target_packing = packed([ids(3), ids(5)])
+    return [
+        (translator(variant), (source, ids(2, 5), layout)),
+        (translator(variant), (rows, targets, packing, target_packing)),
+        (writer(variant), (ids(2, 5),)),
+        (writer(variant), (targets, target_packing)),
+        (reader(variant), (source, layout, torch.randint(0, 2, source.shape))),
+    ]
+
+
+@every_variant
+@torch.no_grad()
+def test_traced_is_bit_identical_and_every_step_recomputed(variant):
+    for model, inputs in every_model(variant):
+        plain = model(*inputs)
+        with tracing(model) as trace:
+            traced = model(*inputs)
+        assert torch.equal(plain, traced)
+        assert hooks(model) == 0
+        assert torch.equal(trace["logits"].values, plain)
+        differences = trace.check()
+        assert max(differences.values()) <= 1e-5, max(differences, key=differences.get)
+        checked = {name.rpartition(".")[2] for name in differences}
+        assert checked >= {"q", "k", "v", "z", "output", "inner", "units", "sum", "logits"}
+        layers = sum(stack.layers for stack in model.config.stacks.values())
+        attentions = layers + (model.config.decoder.layers if model.config.architecture == "encoder-decoder" else 0)
+        assert sum(name.endswith("attention.z") for name in differences) == attentions
+        for name in trace.names():
+            assert not trace[name].values.isnan().any(), name
+            assert len(trace[name].axes) == trace[name].values.dim(), name
+
+
+@torch.no_grad()
+def test_the_numbers_of_equation_1():
+    model = translator()
+    with tracing(model) as trace:
+        model(ids(1, 6), ids(1, 5))
+    for path, queries, keys in (
+        ("encoder.layers.1.self_attention", 6, 6),
+        ("decoder.layers.2.self_attention", 5, 5),
+        ("decoder.layers.0.cross_attention", 5, 6),
+    ):
+        one = trace.sentence(0)
+        q, k, v, scores, scaled, masked, probabilities, z = (
+            one[f"{path}.{name}"].values for name in ("q", "k", "v", "scores", "scaled", "masked", "probabilities", "z")
+        )
+        heads = model.get_submodule(path).heads
+        assert probabilities.shape == (heads, queries, keys)
+        assert one[f"{path}.probabilities"].axes == ("head", "query", "key")
+        assert difference(scores, q @ k.mT) <= 1e-6
+        assert difference(scaled, scores / (24 / heads) ** 0.5) <= 1e-6
+        assert difference(probabilities.sum(-1), torch.ones(heads, queries)) <= 1e-6
+        assert difference(z, probabilities @ v) <= 1e-6
+        if path == "decoder.layers.2.self_attention":
+            later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+            assert (masked[:, later] == -torch.inf).all()
+            assert (probabilities[:, later] == 0).all()
+            assert torch.equal(masked[:, ~later], scaled[:, ~later])
+        else:
+            assert torch.equal(masked, scaled)
+
+
+@torch.no_grad()
+def test_embeddings_norms_units_and_probabilities():
+    model = translator("learned")
+    source = ids(1, 6)
+    with tracing(model) as trace:
+        logits = model(source, ids(1, 5))
+    at = "encoder.embedding"
+    rows = model.encoder.embedding.tokens.weight[source]
+    assert torch.equal(trace[f"{at}.tokens"].values, rows)
+    assert torch.equal(trace[f"{at}.scaled"].values, rows * 24**0.5)
+    assert torch.equal(trace[f"{at}.positions"].values[0], model.encoder.embedding.positions.table[:6])
+    assert difference(trace[f"{at}.sum"].values, trace[f"{at}.scaled"].values + trace[f"{at}.positions"].values) == 0
+    norm = "decoder.layers.1.cross_attention_residual.norm"
+    x = trace[f"{norm}.input"].values
+    assert torch.equal(x, trace["decoder.layers.1.cross_attention_residual.sum"].values)
+    assert difference(trace[f"{norm}.mean"].values, x.mean(-1)) <= 1e-6
+    assert difference(trace[f"{norm}.variance"].values, x.var(-1, correction=0)) <= 1e-6
+    assert trace["decoder.layers.0.feed_forward.units"].values.shape == (1, 5, 56)
+    assert trace["decoder.layers.0.feed_forward.units"].axes == ("batch", "position", "d_ff")
+    assert torch.equal(trace["probabilities"].values, logits.softmax(-1))
+    assert trace["logits"].values.shape == (1, 5, VOCAB)
+
+
+@torch.no_grad()
+def test_one_sentence_of_a_batch_is_the_same_padded_packed_and_alone():
+    model = translator()
+    sources, targets = [ids(4), ids(7)], [ids(5), ids(3)]
+    (rows, layout), (columns, there) = pad(sources), pad(targets)
+    with tracing(model) as padded:
+        model(rows, columns, layout, there)
+    with tracing(model) as packs:
+        model(packed(sources)[0], packed(targets)[0], packed(sources)[1], packed(targets)[1])
+    for i in range(2):
+        with tracing(model) as alone:
+            model(sources[i][None], targets[i][None])
+        for name in alone.names():
+            one = alone.sentence(0)[name].values
+            for other in (padded, packs):
+                value = other.sentence(i)[name].values
+                assert value.shape == one.shape, name
+                finite = one.isfinite()
+                assert torch.equal(finite, value.isfinite()), name
+                assert difference(value[finite], one[finite]) <= 1e-5 if finite.any() else True, name
+
+
+@torch.no_grad()
+def test_words_label_the_axes():
+    model = translator()
+    with tracing(model) as trace:
+        model(ids(1, 3), ids(1, 2))
+    trace.tokens = {"source": ["I", "see", "it"], "target": ["ich", "sehe"]}
+    one = trace.sentence(0)["decoder.layers.0.cross_attention.probabilities"]
+    assert one.labels == {"query": ["ich", "sehe"], "key": ["I", "see", "it"]}
+
+
+@every_variant
+@torch.no_grad()
+def test_generation_step_by_step_can_be_traced(variant):
+    model = translator(variant)
+    source, layout = pad([ids(6), ids(3)])
+    target = ids(6, 4)
+    with tracing(model) as trace:
+        cache = model.new_cache(model.encoder(source, layout), layout, capacity=4, beams=3)
+        for i in range(4):
+            model.step(target[:, i : i + 1], cache)
+    assert max(trace.check().values()) <= 1e-5
+    rows = trace.runs("decoder.layers.2.self_attention.probabilities")
+    assert [row.values.shape for row in rows] == [(6, 2, 1, n) for n in (1, 2, 3, 4)]
+    with tracing(model) as full:
+        model(source.repeat_interleave(3, 0), target, layout.repeat_interleave(3, 0))
+    whole = full["decoder.layers.2.self_attention.probabilities"].values
+    for i, row in enumerate(rows):  # what a step looks at is a row of the teacher-forced pass
+        assert difference(row.values[:, :, 0], whole[:, :, i, : i + 1]) <= 1e-5
+
+
+def test_no_hook_is_left_after_an_exception():
+    model = translator()
+    with pytest.raises(IndexError), tracing(model):
+        model(torch.tensor([[VOCAB + 5]]), ids(1, 2))
+    assert hooks(model) == 0
+    with pytest.raises(KeyError), tracing(model):
+        raise KeyError
+    assert hooks(model) == 0
+
+
+@torch.no_grad()
+def test_nothing_leaks_between_threads():
+    """While one thread traces, others run the same model; and several trace at once. Each sees its own and no other."""
+    model = translator()
+    inputs = [(ids(1, 3 + i), ids(1, 2 + i)) for i in range(6)]
+    expected = [model(*both) for both in inputs]
+    problems: list[str] = []
+
+    def look(i: int, traced: bool) -> None:
+        for _ in range(15):
+            with torch.no_grad():
+                if not traced:
+                    logits = model(*inputs[i])
+                else:
+                    with tracing(model) as trace:
+                        logits = model(*inputs[i])
+                    runs = trace.runs("logits")
+                    if len(runs) != 1 or not torch.equal(runs[0].values, expected[i]):
+                        problems.append(f"thread {i} saw {[run.values.shape for run in runs]}")
+            if not torch.equal(logits, expected[i]):
+                problems.append(f"thread {i} got other logits")
+
+    threads = [threading.Thread(target=look, args=(i, i % 2 == 0)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert hooks(model) == 0
+
+
+def test_a_trace_does_not_keep_the_graph_alive():
+    model = translator()
+    with tracing(model) as trace:
+        logits = model(ids(1, 3), ids(1, 2))
+    assert logits.requires_grad
+    assert not any(trace[name].values.requires_grad for name in trace.names())
+
+
+@pytest.mark.parametrize("how", ["whole", "in place", "part"])
+def test_a_compiled_module_is_refused(how):
+    model = translator()
+    if how == "whole":
+        model = torch.compile(model)
+    elif how == "in place":
+        model.compile()
+    else:
+        model.decoder = torch.compile(model.decoder)
+    with (
+        pytest.raises(TraceError, match=r"cannot be looked into because .* is compiled; use the eager model"),
+        tracing(model),
+    ):
+        pass
+    assert hooks(model) == 0
+
+
+def test_a_model_in_training_is_refused():
+    with pytest.raises(TraceError, match=r"call model.eval\(\) first"), tracing(translator().train()):
+        pass
+
+
+def test_an_unknown_name_is_refused():
+    model = translator()
+    with tracing(model) as trace:
+        model(ids(1, 3), ids(1, 2))
+    with pytest.raises(TraceError, match="the trace has no 'encoder.probabilities'"):
+        trace["encoder.probabilities"]
+
+
+def test_a_step_that_did_not_run_so_is_never_shown():
+    """If what is recorded were not what the kernel did, the trace says so instead of showing it."""
+    model = translator()
+    with tracing(model) as trace:
+        handle = model.encoder.layers[0].self_attention.attend.register_forward_hook(
+            lambda *a: a[2] * 1.01, prepend=True
+        )
+        model(ids(1, 4), ids(1, 3))
+        handle.remove()
+    with pytest.raises(TraceError, match="differs by .* from what ran"):
+        trace["encoder.layers.0.self_attention.probabilities"]
+    assert trace["encoder.layers.1.self_attention.probabilities"].values.shape == (1, 4, 4, 4)

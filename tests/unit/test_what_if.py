@@ -1,0 +1,222 @@
+"""What-ifs do what they say, only there, only then, and only on their own thread."""
+
+import threading
+
+import pytest
+import torch
+
+from sightline.errors import InputError, TraceError
+from sightline.trace.record import tracing
+from sightline.trace.what_if import PARTS, what_if
+from support import difference, every_variant, hooks, ids, packed, pad, reader, translator, writer
+
+SELF = "encoder.layers.1.self_attention"
+MASKED = "decoder.layers.1.self_attention"
+CROSS = "decoder.layers.2.cross_attention"
+
+
+@every_variant
+@pytest.mark.parametrize("part", PARTS)
+@torch.no_grad()
+def test_every_switch_changes_the_output_is_seen_and_is_undone(variant, part):
+    if variant == "no positions" and part == "positions":
+        return
+    model = translator(variant)
+    source, layout = pad([ids(6), ids(3)])
+    inputs = (source, ids(2, 5), layout)
+    before = model(*inputs)
+    with what_if(model, without=[part]), tracing(model) as trace:
+        changed = model(*inputs)
+    assert changed.isfinite().all()
+    assert difference(before, changed) > 1e-4
+    assert max(trace.check().values()) <= 1e-5 * max(1.0, changed.abs().max().item())
+    assert hooks(model) == 0
+    assert torch.equal(model(*inputs), before)
+
+
+@torch.no_grad()
+def test_removing_a_head_is_zeroing_its_columns_of_the_output_matrix():
+    model, inputs = translator(), (ids(2, 6), ids(2, 5))
+    with what_if(model, remove_heads={SELF: [0, 2], CROSS: [1]}):
+        removed = model(*inputs)
+    for path, heads in ((SELF, [0, 2]), (CROSS, [1])):
+        module = model.get_submodule(path)
+        for head in heads:
+            d_k = 24 // module.heads
+            module.output.weight[:, head * d_k : (head + 1) * d_k] = 0
+    assert difference(model(*inputs), removed) <= 1e-6
+
+
+@torch.no_grad()
+def test_other_heads_stay_bit_for_bit():
+    model, inputs = translator(), (ids(2, 6), ids(2, 5))
+    with tracing(model) as before:
+        model(*inputs)
+    with what_if(model, scale_heads={SELF: {1: 3.0}}), tracing(model) as after:
+        model(*inputs)
+    a, b = before[f"{SELF}.z"].values, after[f"{SELF}.z"].values
+    assert torch.equal(a[:, [0, 2, 3]], b[:, [0, 2, 3]])
+    assert torch.equal(a[:, 1] * 3, b[:, 1])
+
+
+@torch.no_grad()
+def test_an_averaged_head_looks_equally_at_all_it_may_see():
+    model = translator()
+    source, layout = pad([ids(6), ids(3)])
+    with what_if(model, average_heads={SELF: [1], MASKED: [0], CROSS: [0]}), tracing(model) as trace:
+        model(source, ids(2, 4), layout)
+    assert torch.equal(trace[f"{SELF}.probabilities"].values[0, 1], torch.full((6, 6), 1 / 6))
+    assert torch.equal(trace[f"{SELF}.probabilities"].values[1, 1], torch.tensor([1 / 3] * 3 + [0] * 3).expand(6, 6))
+    assert torch.equal(trace[f"{CROSS}.probabilities"].values[0, 0], torch.full((4, 6), 1 / 6))
+    even = torch.ones(4, 4).tril() / torch.arange(1, 5)[:, None]
+    assert difference(trace[f"{MASKED}.probabilities"].values[0, 0], even) <= 1e-7
+    assert max(trace.check().values()) <= 1e-5
+
+
+@torch.no_grad()
+def test_a_cell_is_set_and_its_row_still_adds_up_to_one():
+    model, inputs = translator(), (ids(1, 6), ids(1, 5))
+    with tracing(model) as before:
+        model(*inputs)
+    with what_if(model, set_attention={CROSS: {(1, 3, 2): 0.75}}), tracing(model) as after:
+        model(*inputs)
+    a, b = before[f"{CROSS}.probabilities"].values[0], after[f"{CROSS}.probabilities"].values[0]
+    assert b[1, 3, 2] == 0.75
+    others = [0, 1, 3, 4, 5]
+    assert difference(b[1, 3, others] / 0.25, a[1, 3, others] / (1 - a[1, 3, 2])) <= 1e-5
+    assert difference(b.sum(-1), torch.ones(2, 5)) <= 1e-6
+    rest = torch.ones_like(a, dtype=torch.bool)
+    rest[1, 3] = False
+    assert torch.equal(a[rest], b[rest])
+    assert max(after.check().values()) <= 1e-5
+
+
+@torch.no_grad()
+def test_edits_hold_through_a_cache_with_beams_as_in_the_full_pass():
+    model = translator()
+    source, layout = pad([ids(6), ids(4)])
+    target = ids(6, 5)
+    edits = {
+        "remove_heads": {MASKED: [1]},
+        "average_heads": {"decoder.layers.0.self_attention": [0]},
+        "set_attention": {CROSS: {(0, 2, 1): 0.9}, "decoder.layers.2.self_attention": {(1, 3, 0): 0.6}},
+        "without": ["scale", "norms@decoder.layers.1", "residuals@decoder.layers.0"],
+    }
+    with what_if(model, **edits):
+        full = model(source.repeat_interleave(3, 0), target, layout.repeat_interleave(3, 0))
+        cache = model.new_cache(model.encoder(source, layout), layout, capacity=5, beams=3)
+        steps = torch.cat([model.step(target[:, i : i + 1], cache) for i in range(5)], 1)
+    assert difference(steps, full) <= 1e-5 * max(1.0, full.abs().max().item())
+
+
+@torch.no_grad()
+def test_a_cell_of_each_packed_sentence():
+    model = translator()
+    sources, targets = [ids(4), ids(6)], [ids(5), ids(3)]
+    with what_if(model, set_attention={CROSS: {(0, 2, 3): 1.0}}):
+        packs = model(packed(sources)[0], packed(targets)[0], packed(sources)[1], packed(targets)[1])[0].split([5, 3])
+        for i in range(2):
+            assert difference(packs[i], model(sources[i][None], targets[i][None])[0]) <= 1e-5
+
+
+@torch.no_grad()
+def test_without_positions_word_order_is_lost():
+    for variant in ("paper", "rotary", "learned"):
+        model = reader(variant)
+        a, b = torch.tensor([[1, 7, 8, 9]]), torch.tensor([[1, 9, 8, 7]])
+        assert difference(model.encoder(a)[:, 0], model.encoder(b)[:, 0]) > 1e-3
+        with what_if(model, without=["positions"]):
+            assert difference(model.encoder(a)[:, 0], model.encoder(b)[:, 0]) <= 1e-5
+
+
+@torch.no_grad()
+def test_without_the_mask_earlier_positions_see_later_ones():
+    model, target = writer(), ids(1, 5)
+    other = target.clone()
+    other[0, 4] = (other[0, 4] + 1) % 41
+    assert torch.equal(model(target)[:, :4], model(other)[:, :4])
+    with what_if(model, without=["look-ahead-mask"]):
+        assert difference(model(target)[:, 0], model(other)[:, 0]) > 1e-4
+
+
+@torch.no_grad()
+def test_a_part_can_be_switched_off_in_one_place():
+    model, inputs = translator("pre-norm"), (ids(1, 6), ids(1, 5))
+    with what_if(model, without=["feed-forward@encoder.layers.1"]), tracing(model) as trace:
+        model(*inputs)
+    assert trace["encoder.layers.1.feed_forward.output"].values.abs().max() == 0
+    assert trace["encoder.layers.0.feed_forward.output"].values.abs().max() > 0
+    a, b = (trace[f"encoder.layers.1.feed_forward_residual.{name}"].values for name in ("input", "output"))
+    assert torch.equal(a, b)
+
+
+@torch.no_grad()
+def test_other_threads_are_not_touched():
+    model, inputs = translator(), (ids(1, 6), ids(1, 5))
+    expected = model(*inputs)
+    with what_if(model, without=["norms"], remove_heads={SELF: [0]}):
+        altered = model(*inputs)
+    problems: list[str] = []
+
+    def run(edit: bool) -> None:
+        with torch.no_grad():
+            for _ in range(20):
+                if edit:
+                    with what_if(model, without=["norms"], remove_heads={SELF: [0]}):
+                        same = torch.equal(model(*inputs), altered)
+                else:
+                    same = torch.equal(model(*inputs), expected)
+                if not same:
+                    problems.append("edited" if edit else "plain")
+
+    threads = [threading.Thread(target=run, args=(i % 2 == 0,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert hooks(model) == 0
+
+
+def test_undone_after_an_exception():
+    model, inputs = translator(), (ids(1, 6), ids(1, 5))
+    before = model(*inputs)
+    with pytest.raises(ZeroDivisionError), what_if(model, without=["norms", "residuals"]):
+        model(*inputs)
+        raise ZeroDivisionError
+    assert hooks(model) == 0
+    assert torch.equal(model(*inputs), before)
+    with what_if(model):  # and nothing is left in force
+        assert torch.equal(model(*inputs), before)
+
+
+@pytest.mark.parametrize(
+    ("edits", "sentence"),
+    [
+        (
+            {"remove_heads": {"encoder.layer.1.self_attention": [0]}},
+            f"there is no attention module .* did you mean '{SELF}'",
+        ),
+        ({"remove_heads": {SELF: [4]}}, "has heads 0 to 3, and no head 4"),
+        ({"set_attention": {SELF: {(0, 0, 0): 1.5}}}, "must be between 0 and 1, and 1.5 is not"),
+        ({"without": ["attention"]}, "no part 'attention' to switch off; known are positions, scale"),
+        ({"without": ["norms@encoder.layers.9"]}, "no module 'encoder.layers.9' to switch norms off in"),
+    ],
+)
+def test_mistakes_are_named(edits, sentence):
+    model = translator()
+    with pytest.raises(TraceError, match=sentence), what_if(model, **edits):
+        pass
+    assert hooks(model) == 0
+
+
+def test_cells_that_are_not_there_are_named():
+    model = translator()
+    with (
+        pytest.raises(InputError, match="position 1 does not see a position 3"),
+        what_if(model, set_attention={MASKED: {(0, 1, 3): 0.5}}),
+    ):
+        model(ids(1, 6), ids(1, 5))
+    with pytest.raises(TraceError, match="in force on this thread already"), what_if(model), what_if(model):
+        pass
+    assert hooks(model) == 0
