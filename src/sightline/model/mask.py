@@ -55,6 +55,7 @@ class Mask(NamedTuple):
     allowed: Bool[Tensor, "#batch #heads #query key"] | None = None
     causal: bool = False  # the look-ahead mask: no position sees a later one (§3.2.3)
     packed: tuple[Packing, Packing] | None = None  # of queries and keys: each sentence looks only at its own
+    sighted: bool = False  # every query is known to see something
 
     @classmethod
     def of(cls, keys: SourceLayout, queries: Layout = None, *, causal: bool = False) -> "Mask":
@@ -73,6 +74,19 @@ class Mask(NamedTuple):
             seen = seen & (self.packed[0].sentence[:, None] == self.packed[1].sentence)
         return seen[None, None] if self.allowed is None else seen & self.allowed
 
+    def for_kernel(
+        self, queries: int, keys: int, device: torch.device
+    ) -> tuple[Bool[Tensor, "batch heads #query key"] | None, Bool[Tensor, "batch heads #query 1"] | None]:
+        """What torch's attention kernels take, and which queries are blind. Kernels do not agree on what a query gets
+        that may look nowhere (cuDNN's gives it the mean of all values): let it look everywhere, then blank it."""
+        if self.allowed is None:
+            return None, None
+        allowed = self.dense(queries, keys, device) if self.causal else self.allowed
+        if self.sighted or device.type == "cpu":  # the kernels for CPUs give zeros
+            return allowed, None
+        blind = ~allowed.any(-1, keepdim=True)
+        return allowed | blind, blind
+
 
 def attend_packed(
     q: Float[Tensor, "1 heads query d_k"],
@@ -85,7 +99,8 @@ def attend_packed(
     """Attention inside each sentence of a packed row: by torch's variable-length kernel where there is one, else by
     laying the sentences out in padded rows and back."""
     queries, keys = packed
-    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and not dropout:
+    fits = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and q.dtype in (torch.bfloat16, torch.float16)
+    if q.is_cuda and fits and not dropout:
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
         ahead = 0 if causal else -1  # how far a query sees: no limit backwards, none or all of it ahead
         sizes = (queries.starts, keys.starts, queries.longest, keys.longest)
@@ -93,6 +108,7 @@ def attend_packed(
         return z.transpose(0, 1)[None]
 
     q, k, v = (p.unpack(x[0].transpose(0, 1)).transpose(1, 2) for p, x in ((queries, q), (keys, k), (keys, v)))
-    allowed = Mask.of(keys.tokens, causal=causal).dense(queries.longest, keys.longest, q.device)
+    allowed, blind = Mask.of(keys.tokens, causal=causal).for_kernel(queries.longest, keys.longest, q.device)
     z = F.scaled_dot_product_attention(q, k, v, allowed, dropout)
+    z = z if blind is None else z.masked_fill(blind, 0)
     return z.transpose(1, 2)[queries.sentence, queries.position].transpose(0, 1)[None]

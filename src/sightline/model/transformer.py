@@ -119,9 +119,9 @@ class Attend(nn.Module):
         dropout = self.dropout if self.training else 0.0
         if mask.packed is not None:
             return attend_packed(q, k, v, mask.packed, mask.causal, dropout)
-        both = mask.causal and mask.allowed is not None  # the kernel takes the one or the other
-        allowed = mask.dense(q.shape[2], k.shape[2], q.device) if both else mask.allowed
-        return F.scaled_dot_product_attention(q, k, v, allowed, dropout, is_causal=mask.causal and not both)
+        allowed, blind = mask.for_kernel(q.shape[2], k.shape[2], q.device)
+        z = F.scaled_dot_product_attention(q, k, v, allowed, dropout, is_causal=mask.causal and allowed is None)
+        return z if blind is None else z.masked_fill(blind, 0)
 
 
 class MultiHeadAttention(nn.Module):
@@ -296,7 +296,7 @@ class Decoder(Stack):
         self, ids: Ids, layout: Layout = None, memory: Sequence[Memory] = (), cache: Cache | None = None
     ) -> Vectors:
         positions = self.positions(ids, layout) if cache is None else cache.make_room(ids.shape[1])
-        mask = Mask.of(layout, layout, causal=True) if cache is None else Mask(cache.visible(positions))
+        mask = Mask.of(layout, layout, causal=True) if cache is None else Mask(cache.visible(positions), sighted=True)
         x, waves = self.embedding(ids, positions), self.waves(positions)
         for i, layer in enumerate(self.layers):
             kept = None if cache is None else LayerCache(cache, i, positions)

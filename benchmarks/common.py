@@ -1,0 +1,52 @@
+"""What every benchmark shares: where it ran, and how its result is kept."""
+
+import json
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def where(*packages: str) -> dict[str, Any]:
+    """The machine, the versions and the commit a figure belongs to."""
+    if torch.cuda.is_available():
+        machine = torch.cuda.get_device_name()
+    else:
+        machine = f"{_processor()}, {len(os.sched_getaffinity(0))} cores"
+    return {
+        "machine": machine,
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", *packages)},
+        "commit": _commit(),
+    }
+
+
+def keep(name: str, result: dict[str, Any]) -> Path:
+    """Write a result beside the others."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    return path
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    try:
+        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("SIGHTLINE_COMMIT", "unknown")

@@ -1,0 +1,91 @@
+"""On a GPU: torch's fused and variable-length kernels give what the spelled-out equation gives."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sightline.model.mask import Mask, Packing
+from sightline.model.transformer import Attend
+from sightline.trace.record import tracing
+from sightline.trace.steps import spell_out
+from support import difference, every_variant, ids, packed, pad, translator, writer
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+PRECISION = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(autouse=True)
+def _exact():
+    torch.set_float32_matmul_precision("highest")
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", PRECISION)
+@torch.no_grad()
+def test_padded_packed_cached_and_alone(variant, dtype):
+    model = translator(variant).cuda().to(dtype)
+    sources, targets = [ids(5).cuda(), ids(2).cuda(), ids(9).cuda()], [ids(3).cuda(), ids(8).cuda(), ids(1).cuda()]
+    (source, layout), (target, _) = pad(sources), pad(targets)
+    source, layout, target = source.cuda(), layout.cuda(), target.cuda()
+    padded = model(source, target, layout)
+    packings = [Packing.of([len(s) for s in side], "cuda") for side in (sources, targets)]
+    packs = model(packed(sources)[0], packed(targets)[0], *packings)[0]
+    cache = model.new_cache(model.encoder(source, layout), layout, capacity=8)
+    cached = torch.cat([model.step(target[:, i : i + 1], cache) for i in range(8)], 1)
+    scale = PRECISION[dtype] * max(1.0, padded.abs().max().item())
+    for i, whole in enumerate(packs.split([len(t) for t in targets])):
+        alone = model(sources[i][None], targets[i][None])[0]
+        for other in (padded[i, : len(alone)], cached[i, : len(alone)], whole):
+            assert difference(other.float(), alone.float()) <= scale
+
+
+@pytest.mark.parametrize("dtype", PRECISION)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("backend", ["padded", "packed"])
+def test_attention_and_its_gradients(dtype, causal, backend):
+    lengths = [5, 17, 1, 40]
+    packing = Packing.of(lengths, "cuda")
+    q, k, v = (torch.randn(1, 4, sum(lengths), 64, device="cuda", dtype=dtype).requires_grad_() for _ in range(3))
+    mask = Mask(None, causal, (packing, packing))
+    exact = spell_out(q.double().float(), k.float(), v.float(), mask).z
+    upstream = torch.randn_like(exact)
+    expected = torch.autograd.grad(exact, (q, k, v), upstream)
+    if backend == "padded":
+        mask = Mask(mask.dense(q.shape[2], k.shape[2], q.device))
+    z = Attend(0.0)(q, k, v, mask)
+    assert difference(z.float(), exact) <= PRECISION[dtype]
+    for gradient, other in zip(torch.autograd.grad(z, (q, k, v), upstream.to(dtype)), expected, strict=True):
+        assert difference(gradient.float(), other.float()) <= PRECISION[dtype] * max(1.0, other.abs().max().item())
+
+
+@pytest.mark.parametrize("dtype", PRECISION)
+@pytest.mark.parametrize("keys", [1, 5, 40, 700])
+@pytest.mark.parametrize("backend", [None, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION])
+def test_a_query_that_may_look_nowhere_gets_zeros_and_sends_no_gradient(dtype, keys, backend):
+    if backend is SDPBackend.CUDNN_ATTENTION and dtype is torch.float32:
+        return
+    q = torch.randn(2, 3, 4, 64, device="cuda", dtype=dtype, requires_grad=True)
+    k, v = (torch.randn(2, 3, keys, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(2))
+    allowed = torch.ones(2, 1, 4, keys, dtype=torch.bool, device="cuda")
+    allowed[0, :, 1] = False
+    allowed[1] = False
+    every = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION]
+    with sdpa_kernel(every if backend is None else backend):
+        z = Attend(0.0)(q, k, v, Mask(allowed))
+        z.square().sum().backward()
+    assert torch.equal(z[0, :, 1], torch.zeros_like(z[0, :, 1]))
+    assert torch.equal(z[1], torch.zeros_like(z[1]))
+    for x in (q, k, v):
+        assert x.grad.isfinite().all()
+        assert torch.equal(x.grad[1], torch.zeros_like(x.grad[1]))
+
+
+@pytest.mark.parametrize("dtype", PRECISION)
+@torch.no_grad()
+def test_traced_is_bit_identical(dtype):
+    model = writer().cuda().to(dtype)
+    row, packing = ids(1, 9).cuda(), Packing.of([4, 5], "cuda")
+    plain = model(row, packing)
+    with tracing(model) as trace:
+        assert torch.equal(model(row, packing), plain)
+    assert max(trace.check().values()) <= PRECISION[dtype] * max(1.0, plain.abs().max().item())
