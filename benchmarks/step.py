@@ -1,7 +1,7 @@
 """One training step (forward, loss, backward, Adam) of Sightline, Hugging Face Marian and torch.nn.Transformer.
 
-The same sizes, the same tokens, the same precision, one after another in one process and then all over again, several
-rounds; the best round of each counts, because what disturbs a measurement only ever makes it slower.
+The same sizes, the same tokens, the same precision, one after another in one process. Each is timed in several rounds
+and its best round counts, because what disturbs a measurement only ever makes it slower.
 
     python benchmarks/step.py --size base            # on a GPU: bfloat16, compiled
     python benchmarks/step.py --size tiny            # on a CPU: float32, eager
@@ -26,7 +26,7 @@ from transformers import MarianConfig, MarianMTModel
 
 from sightline.config import load
 from sightline.model.mask import Packing
-from sightline.model.transformer import EncoderDecoder, build
+from sightline.model.transformer import build
 
 VOCAB = 32_768
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -59,8 +59,26 @@ class TorchTransformer(nn.Module):
         return F.linear(out, self.embedding.weight)
 
 
-def marian(config: Any) -> MarianMTModel:
-    return MarianMTModel(
+def sightline(config: Any) -> tuple[nn.Module, Loss]:
+    """Ours, a row for each sentence."""
+    model = build(config)
+    return model, model
+
+
+def sightline_packed(config: Any, sentences: int, length: int, device: str) -> tuple[nn.Module, Loss]:
+    """Ours, all sentences in one row."""
+    model, packing = build(config), Packing.of([length] * sentences, device)
+
+    def logits(source: Tensor, target: Tensor) -> Tensor:
+        scores: Tensor = model(source.view(1, -1), target.view(1, -1), packing, packing)
+        return scores
+
+    return model, logits
+
+
+def hugging_face(config: Any) -> tuple[nn.Module, Loss]:
+    """Marian with torch's fused attention."""
+    model = MarianMTModel(
         MarianConfig(
             vocab_size=VOCAB,
             d_model=config.d_model,
@@ -76,28 +94,17 @@ def marian(config: Any) -> MarianMTModel:
             max_position_embeddings=256,
             pad_token_id=0,
             decoder_start_token_id=0,
-            attn_implementation="sdpa",
             use_cache=False,
         )
     )
+    model.set_attn_implementation("sdpa")
+    return model, lambda source, target: model(source, decoder_input_ids=target).logits
 
 
-def systems(config: Any, sentences: int, length: int, device: str) -> dict[str, tuple[nn.Module, Loss]]:
-    """Each system's model, and how it gives the logits of a batch."""
-    ours, packs, theirs, torchs = build(config), build(config), marian(config), TorchTransformer(config)
-    assert isinstance(ours, EncoderDecoder)
-    packing = Packing.of([length] * sentences, device)
-
-    def packed(source: Tensor, target: Tensor) -> Tensor:
-        logits: Tensor = packs(source.view(1, -1), target.view(1, -1), packing, packing)
-        return logits
-
-    return {
-        "Sightline, padded": (ours, ours),
-        "Sightline, packed": (packs, packed),
-        "Hugging Face Marian": (theirs, lambda source, target: theirs(source, decoder_input_ids=target).logits),
-        "torch.nn.Transformer": (torchs, torchs),
-    }
+def torch_transformer(config: Any) -> tuple[nn.Module, Loss]:
+    """torch's own."""
+    model = TorchTransformer(config)
+    return model, model
 
 
 def measure(
@@ -116,7 +123,7 @@ def measure(
     run = torch.compile(loss) if compiled else loss
 
     def step() -> None:
-        run(*batch).backward()
+        run(*batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -158,27 +165,29 @@ def main() -> None:
     config = load(options.size, sets=[f"model.vocab_size={VOCAB}"]).model
     shape = (sentences, options.length)
     batch = tuple(torch.randint(1, VOCAB, shape, device=device) for _ in range(3))
+    systems = {
+        "Sightline, padded": lambda: sightline(config),
+        "Sightline, packed": lambda: sightline_packed(config, sentences, options.length, device),
+        "Hugging Face Marian": lambda: hugging_face(config),
+        "torch.nn.Transformer": lambda: torch_transformer(config),
+    }
     rows: dict[str, dict[str, float]] = {}
-    for compiled in (False, True) if device == "cuda" else (False,):
-        for name, (model, logits) in systems(config, sentences, options.length, device).items():
+    for how in ("eager", "compiled") if device == "cuda" else ("eager",):
+        for name, make in systems.items():
             torch.compiler.reset()
-            milliseconds, memory = measure(model, logits, batch, compiled, options.rounds)  # type: ignore[arg-type]
-            key = f"{name}, {'compiled' if compiled else 'eager'}"
-            rows[key] = {"ms": round(milliseconds, 2), "tokens/s": round(2 * tokens / milliseconds * 1e3)}
-            if device == "cuda":
-                rows[key]["GiB"] = round(memory, 2)
-            print(
-                f"{key:40} {milliseconds:9.2f} ms  {rows[key]['tokens/s']:>10,} tokens/s  {memory:6.2f} GiB", flush=True
-            )
-            del model, logits
             gc.collect()
+            milliseconds, memory = measure(*make(), batch, how == "compiled", options.rounds)  # type: ignore[arg-type]
+            row = {"ms": round(milliseconds, 2), "tokens/s": round(2 * tokens / milliseconds * 1e3)}
+            rows[f"{name}, {how}"] = row | ({"GiB": round(memory, 2)} if device == "cuda" else {})
+            print(
+                f"{name}, {how:10} {milliseconds:9.2f} ms {row['tokens/s']:>11,} tokens/s {memory:6.2f} GiB", flush=True
+            )
     for name, row in rows.items():
         peer = rows[f"Hugging Face Marian, {name.rpartition(', ')[2]}"]
         row["speed against Hugging Face"] = round(peer["ms"] / row["ms"], 2)
     settings = {"size": options.size, "tokens a side": tokens, "length": options.length, "vocabulary": VOCAB}
-    path = keep(
-        f"step-{options.size}-{device}", {"where": where("transformers"), "settings": settings, "results": rows}
-    )
+    result = {"where": where("transformers"), "settings": settings, "results": rows}
+    path = keep(f"step-{options.size}-{device}", result)
     print(f"kept in {path}")
 
 
