@@ -165,7 +165,7 @@ def main() -> None:
     config = load(options.size, sets=[f"model.vocab_size={VOCAB}"]).model
     shape = (sentences, options.length)
     batch = tuple(torch.randint(1, VOCAB, shape, device=device) for _ in range(3))
-    systems = {
+    systems: dict[str, Callable[[], tuple[nn.Module, Loss]]] = {
         "Sightline, padded": lambda: sightline(config),
         "Sightline, packed": lambda: sightline_packed(config, sentences, options.length, device),
         "Hugging Face Marian": lambda: hugging_face(config),
