@@ -5,6 +5,8 @@ later wins. Unknown keys are errors, and all errors are reported together.
 """
 
 import difflib
+import json
+import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
@@ -17,7 +19,7 @@ from pydantic_core import ErrorDetails
 
 from sightline.errors import ConfigError
 
-__all__ = ["Config", "ModelConfig", "PositionsConfig", "StackConfig", "load", "options", "presets"]
+__all__ = ["Config", "ModelConfig", "PositionsConfig", "StackConfig", "explained", "load", "options", "presets"]
 
 Size = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
@@ -208,6 +210,19 @@ def options(group: type[Options] = Config, prefix: str = "") -> Iterator[tuple[s
             yield from options(field.annotation, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field
+
+
+def explained(config: Options, path: str = "") -> str:
+    """All options of a configuration as TOML, each below what it means."""
+    lines, groups = [f"[{path}]"] if path else [], []
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, Options):
+            groups.append(explained(value, f"{path}.{name}".lstrip(".")))
+            continue
+        lines += textwrap.wrap(field.description or "", 100, initial_indent="# ", subsequent_indent="# ")
+        lines.append(f"# {name} =" if value is None else f"{name} = {json.dumps(value)}")
+    return "\n".join([*lines, *([""] if lines else []), *groups])
 
 
 def _parse_set(assignment: str) -> dict[str, Any]:

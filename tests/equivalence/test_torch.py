@@ -42,7 +42,7 @@ def weights_of(reference: nn.Transformer, model: EncoderDecoder) -> None:
 @given(
     pre=st.booleans(),
     heads=st.sampled_from([1, 2, 3, 4]),
-    d_k=st.integers(1, 9),
+    d_k=st.integers(3, 9),
     d_ff=st.integers(1, 50),
     layers=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     activation=st.sampled_from(["relu", "gelu"]),

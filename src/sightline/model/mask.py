@@ -78,7 +78,7 @@ class Mask(NamedTuple):
         self, queries: int, keys: int, device: torch.device
     ) -> tuple[Bool[Tensor, "batch heads #query key"] | None, Bool[Tensor, "batch heads #query 1"] | None]:
         """What torch's attention kernels take, and which queries are blind. Kernels do not agree on what a query gets
-        that may look nowhere (cuDNN's gives it the mean of all values): let it look everywhere, then blank it."""
+        that may look nowhere (cuDNN's does not give it zeros): let it look everywhere, then blank it."""
         if self.allowed is None:
             return None, None
         allowed = self.dense(queries, keys, device) if self.causal else self.allowed

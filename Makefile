@@ -1,0 +1,56 @@
+# make demo    see it work: needs only Python 3.11 or newer
+# make test    everything that must hold
+# make bench   speed, side by side with others
+# make web     build the page
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $$p && break; done)
+BIN := .venv/bin
+.PHONY: help setup demo test test-slow bench web docs clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+setup: .venv/dev
+
+# The virtual environment comes in two sizes: what runs, and what also tests.
+.venv/made:
+	@test -n "$(PYTHON)" || { echo "Sightline needs Python 3.11 or newer; install it, or name it: make PYTHON=/path/to/python"; exit 1; }
+	@echo "== Making a virtual environment in .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/run: .venv/made pyproject.toml
+	@echo "== Installing Sightline (PyTorch is large; this happens once)"
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e .
+	@touch $@
+
+.venv/dev: .venv/made pyproject.toml
+	@echo "== Installing Sightline and what its tests need (PyTorch is large; this happens once)"
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[dev]'
+	@touch $@ .venv/run
+
+demo: .venv/run
+	@$(BIN)/sightline demo
+
+test: .venv/dev
+	@echo "== Testing: lint, types, and everything that must hold (some minutes)"
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --durations 5
+
+test-slow: .venv/dev
+	@$(BIN)/python -m pytest -m slow
+
+bench: .venv/dev
+	@echo "== A training step, side by side with Hugging Face and torch (leave the machine alone meanwhile)"
+	@$(BIN)/python benchmarks/step.py --size $$($(BIN)/python -c 'import torch; print("base" if torch.cuda.is_available() else "tiny")')
+
+web:
+	@test -f web/package.json || { echo "There is no page to build yet: web/ comes with the server."; exit 1; }
+	cd web && npm ci && npm run build
+
+docs: .venv/dev
+	@$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

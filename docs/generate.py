@@ -1,0 +1,147 @@
+"""Write the generated pages of the reference: `python docs/generate.py` (or `make docs`). A test compares them."""
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import torch
+import typer.main
+
+from sightline.cli.main import app
+from sightline.config import ModelConfig, options
+from sightline.model.transformer import build
+from sightline.trace.record import tracing
+
+MODULES = [
+    "sightline.config",
+    "sightline.model.transformer",
+    "sightline.model.mask",
+    "sightline.model.cache",
+    "sightline.model.initialise",
+    "sightline.trace.record",
+    "sightline.trace.steps",
+    "sightline.trace.what_if",
+    "sightline.trace.explain",
+    "sightline.trace.pack",
+    "sightline.checkpoint",
+    "sightline.interop.hugging_face",
+    "sightline.errors",
+]
+NOTE = "<!-- Written by docs/generate.py from the code; edit the code instead. -->\n\n"
+
+
+def config() -> str:
+    """Every option."""
+    lines = ["# Options\n", "`sightline config explain` prints the same, with the values of a preset or a file.\n"]
+    lines += ["| option | default | values | meaning |", "|---|---|---|---|"]
+    for name, field in options():
+        help_text = " ".join((field.description or "").split())
+        values = _type(field.annotation)
+        limits = ", ".join(_limit(limit) for limit in field.metadata)
+        default = "" if field.default is None else f"`{_plain(field.default)}`"
+        lines.append(f"| `{name}` | {default} | {values}{' ' + limits if limits else ''} | {help_text} |")
+    return "\n".join(lines) + "\n"
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _type(annotation: Any) -> str:
+    text = str(annotation) if not isinstance(annotation, type) else annotation.__name__
+    if literal := re.findall(r"'([^']+)'", text):
+        return ", ".join(f"`{value}`" for value in literal)
+    text = text.split(",")[0].replace("typing.Annotated[", "").replace("typing.Optional[", "")
+    return {"int": "integer", "float": "number", "bool": "true, false", "bool | None": "true, false"}.get(
+        text, "integer"
+    )
+
+
+def _limit(limit: Any) -> str:
+    signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+    return ", ".join(f"{sign} {getattr(limit, name):g}" for name, sign in signs.items() if hasattr(limit, name))
+
+
+def cli() -> str:
+    """Every command with its help text."""
+    lines = ["# Command line\n", "Results go to stdout, everything else to stderr.", ""]
+    lines += ["Exit 0: done. 2: the user's mistake, in one sentence. 1: ours.", ""]
+    for path, command in _commands("sightline", typer.main.get_command(app)):
+        lines += [f"## `{path}`\n", " ".join((command.help or "").split()), ""]
+        shown = [p for p in command.params if p.name != "help"]
+        if shown:
+            lines += ["| option | meaning |", "|---|---|"]
+            lines += [f"| `{', '.join(p.opts)}` | {getattr(p, 'help', None) or ''} |" for p in shown]
+            lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _commands(path: str, command: Any) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    for name, inner in sorted(getattr(command, "commands", {}).items()):
+        yield from _commands(f"{path} {name}", inner)
+
+
+def api() -> str:
+    """Every public name with its signature and what it says of itself."""
+    lines = ["# Python\n", "`import sightline` gives the names most people need:", ""]
+    package = importlib.import_module("sightline")
+    lines += [f"- `{name}`, from `{getattr(package, name).__module__}`" for name in package.__all__] + [""]
+    for name in MODULES:
+        lines += _module(importlib.import_module(name))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _module(module: ModuleType) -> list[str]:
+    lines = [f"## `{module.__name__}`\n", inspect.cleandoc(module.__doc__ or ""), ""]
+    names = getattr(module, "__all__", None) or [n for n, c in vars(module).items() if inspect.isclass(c)]
+    for name in names:
+        thing = getattr(module, name)
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            lines += [f"### `{name}`\n", inspect.cleandoc(thing.__doc__ or ""), ""]
+            for method, function in vars(thing).items() if inspect.isclass(thing) else ():
+                if inspect.isfunction(function) and not method.startswith("_") and function.__doc__:
+                    lines += [f"- `{method}`: {' '.join(inspect.cleandoc(function.__doc__).split())}"]
+            lines += [""] if lines[-1] else []
+    return lines
+
+
+def trace_names() -> str:
+    """What a trace holds, from a real one."""
+    model = build(
+        ModelConfig(
+            vocab_size=9,
+            d_model=8,
+            encoder={"layers": 1, "heads": 2, "d_ff": 6},
+            decoder={"layers": 1, "heads": 2, "d_ff": 6},
+        )
+    ).eval()
+    with torch.no_grad(), tracing(model) as trace:
+        model(torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 2, dtype=torch.long))
+    lines = [
+        "# Names in a trace\n",
+        "The names of an encoder-decoder of one layer each, in the order in which they are computed. Deeper models have",
+        "`layers.1`, `layers.2`, …; decoder-only and encoder-only models have their one stack. `trace.sentence(i)` has no",
+        "`batch` axis. In encoder-decoder attention the queries are the target's positions and the keys the source's.\n",
+        "| name | axes |",
+        "|---|---|",
+        *(f"| `{name}` | {', '.join(trace[name].axes)} |" for name in trace.names()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Write all pages into docs/reference, or into the folder that is named."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "reference"
+    for page, text in {"config": config(), "cli": cli(), "api": api(), "trace-names": trace_names()}.items():
+        (folder / f"{page}.md").write_text(NOTE + text)
+
+
+if __name__ == "__main__":
+    main()

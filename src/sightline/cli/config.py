@@ -1,0 +1,36 @@
+"""`sightline config`: every option and every preset, as they are in the code."""
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Explain the options and the presets.", no_args_is_help=True)
+
+
+@app.command()
+def explain(
+    preset: Annotated[str | None, typer.Option(help="Start from a preset.")] = None,
+    config: Annotated[str | None, typer.Option(help="A TOML file of options; it overrides the preset.")] = None,
+    set: Annotated[list[str] | None, typer.Option(help="One option, as group.option=value; it overrides both.")] = None,
+) -> None:
+    """Print every option with its value and what it means, as TOML that `--config` reads."""
+    from sightline.config import explained, load
+
+    typer.echo(explained(load(preset, config, set or [])))
+
+
+@app.command()
+def presets() -> None:
+    """List the presets, with the size of each model at its vocabulary of 37,000."""
+    import torch
+
+    from sightline.config import load, presets
+    from sightline.model.transformer import build
+
+    for name in presets():
+        model = load(name).model
+        stacks = " + ".join(str(stack.layers) for stack in model.stacks.values())
+        with torch.device("meta"):  # shapes without weights
+            count = sum(parameter.numel() for parameter in build(model).parameters()) / 1e6
+        shape = f"{stacks:>6} layers  d_model {model.d_model:<5} {count:6.1f} M parameters"
+        typer.echo(f"{name:11} {model.architecture:16} {shape}")

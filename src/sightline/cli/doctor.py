@@ -1,0 +1,39 @@
+"""`sightline doctor`: what is installed here, and what it can do."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import typer
+
+PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "transformers")
+
+
+def doctor() -> None:
+    """Tell which Python, which packages and which devices there are, and that a model runs on each of them."""
+    import torch
+
+    from sightline import __version__
+    from sightline.config import ModelConfig
+    from sightline.model.transformer import build
+
+    typer.echo(f"sightline     {__version__}")
+    typer.echo(f"python        {platform.python_version()}")
+    for package in PACKAGES:
+        try:
+            typer.echo(f"{package:13} {version(package)}")
+        except PackageNotFoundError:
+            typer.echo(f"{package:13} not installed")
+    small = ModelConfig(vocab_size=64, d_model=64, encoder={"layers": 1}, decoder={"layers": 1})
+    ids = torch.arange(16)[None]
+    torch.manual_seed(0)
+    model = build(small).eval()
+    devices = ["cpu"]
+    devices += [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    devices += ["mps"] if torch.backends.mps.is_available() else []
+    with torch.no_grad():
+        expected = model(ids, ids)
+        for device in devices:
+            logits = model.to(device)(ids.to(device), ids.to(device)).cpu()
+            difference = (logits - expected).abs().max().item()
+            name = f" ({torch.cuda.get_device_name(device)})" if device.startswith("cuda") else ""
+            typer.echo(f"{device:13} a model runs here{name}; its logits differ from the CPU's by {difference:.1e}")

@@ -1,0 +1,100 @@
+"""What the documents say is so: their code runs, their commands exist, what is generated is up to date."""
+
+import doctest
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)|src=\"([^\"]+)\"")
+
+
+def blocks(page: Path, *languages: str) -> list[tuple[str, str]]:
+    return [(language, code) for language, code in BLOCK.findall(page.read_text()) if language in languages]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_code_runs_and_gives_what_is_shown(page, tmp_path, monkeypatch):
+    """The blocks of a page run one after another; what a prompt shows below it must come out."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    for language, code in blocks(page, "python", "pycon"):
+        if language == "python":
+            exec(compile(code, str(page), "exec"), names)
+        else:
+            test = doctest.DocTestParser().get_doctest(code, names, page.name, str(page), 0)
+            runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+            runner.run(test, clear_globs=False)
+            names = test.globs
+            assert runner.summarize(verbose=False).failed == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_commands_work(page, tmp_path):
+    """Commands of ours run as they stand; those of make must name a target."""
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for _, code in blocks(page, "sh"):
+        for line in code.splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["sightline"]:
+                command = [sys.executable, "-c", "from sightline.cli.main import main; main()", *words[1:]]
+                done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+                assert done.returncode == 0, f"{line}\n{done.stderr}"
+            elif words[:1] == ["make"]:
+                assert set(words[1:]) <= set(targets), line
+            elif words[:2] == ["python", "benchmarks/step.py"]:
+                assert (ROOT / words[1]).exists()
+            else:
+                assert words[:1] in ([], ["git"], ["cd"]), f"{page.name}: nobody checks {line!r}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for link, image in LINK.findall(page.read_text()):
+        target = link or image
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), target
+
+
+def test_the_tree_in_the_readme_is_the_repository():
+    tree = next(code for language, code in blocks(ROOT / "README.md", "text") if "src/sightline/" in code)
+    above: list[str] = []
+    named = set()
+    for line in tree.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        name = line.split()[0]
+        above[depth:] = [name]
+        path = ROOT / "".join(above)
+        assert path.exists(), path
+        named.add(path.resolve())
+    for path in (ROOT / "src" / "sightline").rglob("*.py"):
+        if path.name != "__init__.py":
+            assert path.resolve() in named or path.parent.resolve() in named, f"{path} is not in the tree"
+
+
+def test_the_reference_is_generated_from_the_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["generate.py", str(tmp_path)])
+    monkeypatch.setenv("COLUMNS", "100")
+    runpy.run_path(str(ROOT / "docs" / "generate.py"), run_name="__main__")
+    made = sorted(tmp_path.iterdir())
+    assert len(made) >= 4
+    for page in made:
+        assert page.read_text() == (ROOT / "docs" / "reference" / page.name).read_text(), f"run make docs: {page.name}"
+
+
+def test_no_path_of_a_machine_and_no_cache_is_committed():
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert not [f for f in files if re.search(r"__pycache__|\.venv|node_modules|\.egg-info|\.pyc$", f)]
+    home = os.path.expanduser("~")
+    for file in files:
+        text = (ROOT / file).read_text("utf-8", errors="ignore") if (ROOT / file).exists() else ""
+        assert str(ROOT.parent) + "/" not in text, file
+        assert home + "/" not in text, file
