@@ -1,5 +1,6 @@
 """Write the generated pages of the reference: `python docs/generate.py` (or `make docs`). A test compares them."""
 
+import ast
 import importlib
 import inspect
 import re
@@ -57,10 +58,7 @@ def _type(annotation: Any) -> str:
     text = str(annotation) if not isinstance(annotation, type) else annotation.__name__
     if literal := re.findall(r"'([^']+)'", text):
         return ", ".join(f"`{value}`" for value in literal)
-    text = text.split(",")[0].replace("typing.Annotated[", "").replace("typing.Optional[", "")
-    return {"int": "integer", "float": "number", "bool": "true, false", "bool | None": "true, false"}.get(
-        text, "integer"
-    )
+    return "true, false" if "bool" in text else "number" if "float" in text else "integer"
 
 
 def _limit(limit: Any) -> str:
@@ -100,35 +98,42 @@ def api() -> str:
 
 def _module(module: ModuleType) -> list[str]:
     lines = [f"## `{module.__name__}`\n", inspect.cleandoc(module.__doc__ or ""), ""]
-    names = getattr(module, "__all__", None) or [n for n, c in vars(module).items() if inspect.isclass(c)]
-    for name in names:
-        thing = getattr(module, name)
-        if inspect.isclass(thing) or inspect.isfunction(thing):
-            lines += [f"### `{name}`\n", inspect.cleandoc(thing.__doc__ or ""), ""]
-            for method, function in vars(thing).items() if inspect.isclass(thing) else ():
-                if inspect.isfunction(function) and not method.startswith("_") and function.__doc__:
-                    lines += [f"- `{method}`: {' '.join(inspect.cleandoc(function.__doc__).split())}"]
+    public = getattr(module, "__all__", None)
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and (
+            node.name in public if public else node.name[0] != "_"
+        ):
+            lines += [f"### {_signature(node)}\n", ast.get_docstring(node) or "", ""]
+            methods = [m for m in node.body if isinstance(m, ast.FunctionDef) and m.name[0] != "_"]
+            described = [(m, ast.get_docstring(m)) for m in methods if isinstance(node, ast.ClassDef)]
+            lines += [f"- {_signature(m)}: {' '.join(text.split())}" for m, text in described if text]
             lines += [""] if lines[-1] else []
     return lines
 
 
+def _signature(node: ast.ClassDef | ast.FunctionDef) -> str:
+    """As the source has it, without the types."""
+    if isinstance(node, ast.ClassDef):
+        return f"`{node.name}`"
+    arguments = node.args
+    for argument in (*arguments.args, *arguments.kwonlyargs):
+        argument.annotation = None
+    arguments.args = [a for a in arguments.args if a.arg not in ("self", "cls")]
+    return f"`{node.name}({ast.unparse(arguments)})`"
+
+
 def trace_names() -> str:
     """What a trace holds, from a real one."""
-    model = build(
-        ModelConfig(
-            vocab_size=9,
-            d_model=8,
-            encoder={"layers": 1, "heads": 2, "d_ff": 6},
-            decoder={"layers": 1, "heads": 2, "d_ff": 6},
-        )
-    ).eval()
+    stack = {"layers": 1, "heads": 2, "d_ff": 6}
+    model = build(ModelConfig(vocab_size=9, d_model=8, encoder=stack, decoder=stack)).eval()
     with torch.no_grad(), tracing(model) as trace:
         model(torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 2, dtype=torch.long))
     lines = [
         "# Names in a trace\n",
-        "The names of an encoder-decoder of one layer each, in the order in which they are computed. Deeper models have",
-        "`layers.1`, `layers.2`, …; decoder-only and encoder-only models have their one stack. `trace.sentence(i)` has no",
-        "`batch` axis. In encoder-decoder attention the queries are the target's positions and the keys the source's.\n",
+        "The names of an encoder-decoder of one layer each, in the order in which they are computed. Deeper models",
+        "have `layers.1`, `layers.2`, …; decoder-only and encoder-only models have their one stack.",
+        "`trace.sentence(i)` has no `batch` axis. In encoder-decoder attention the queries are the target's positions",
+        "and the keys the source's.\n",
         "| name | axes |",
         "|---|---|",
         *(f"| `{name}` | {', '.join(trace[name].axes)} |" for name in trace.names()),

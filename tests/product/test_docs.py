@@ -1,7 +1,6 @@
 """What the documents say is so: their code runs, their commands exist, what is generated is up to date."""
 
 import doctest
-import os
 import re
 import runpy
 import shlex
@@ -93,7 +92,7 @@ def test_the_reference_is_generated_from_the_code(tmp_path, monkeypatch):
 def test_no_path_of_a_machine_and_no_cache_is_committed():
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     assert not [f for f in files if re.search(r"__pycache__|\.venv|node_modules|\.egg-info|\.pyc$", f)]
-    home = os.path.expanduser("~")
+    home = str(Path.home())
     for file in files:
         text = (ROOT / file).read_text("utf-8", errors="ignore") if (ROOT / file).exists() else ""
         assert str(ROOT.parent) + "/" not in text, file
