@@ -19,7 +19,7 @@ def sightline(*arguments: str, **environment: str) -> subprocess.CompletedProces
 def test_demo_shows_real_numbers():
     done = sightline("demo")
     assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^\S+ +[+-]\d+\.\d{3} +[+-]\d+\.\d{3} +(\d\.\d{3}) +█*", done.stdout, re.MULTILINE)
+    rows = re.findall(r"^\S+ +[+-]\d+\.\d{3} +[+-]\d+\.\d{3} +(\d\.\d{3}) +━*", done.stdout, re.MULTILINE)
     assert len(rows) == 12
     assert abs(sum(map(float, rows)) - 1) < 0.01
     assert "the same words" in done.stdout

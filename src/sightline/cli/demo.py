@@ -87,7 +87,7 @@ def attention(console: "Console", model: "EncoderDecoder", source: "Tensor", tar
     table.add_column("")
     widest = probabilities.max().item()
     for word, score, divided, probability in zip(words, scores, scaled, probabilities, strict=True):
-        bar = "█" * round(24 * probability.item() / widest)
+        bar = "━" * round(24 * probability.item() / widest)
         table.add_row(word, f"{score:+.3f}", f"{divided:+.3f}", f"{probability:.3f}", f"[cyan]{bar}[/]")
     table.add_row("", "", "[dim]sum[/]", f"[dim]{probabilities.sum():.3f}[/]", "")
     console.print(table)
@@ -135,7 +135,7 @@ def cache(console: "Console", model: "EncoderDecoder", source: "Tensor") -> None
     """The cache: the same numbers, each computed once."""
     import torch
 
-    steps = 60
+    steps = 150
 
     def greedy(logits_of: Any) -> tuple["Tensor", float]:
         target, started = torch.zeros(1, 1, dtype=torch.long), time.perf_counter()
@@ -144,6 +144,7 @@ def cache(console: "Console", model: "EncoderDecoder", source: "Tensor") -> None
         return target, time.perf_counter() - started
 
     encoded = model.encoder(source)
+    model.decode(torch.zeros(1, 1, dtype=torch.long), encoded)  # the first pass of a process is slow
     kept = model.new_cache(encoded, capacity=steps)
     slow, slow_time = greedy(lambda target: model.classifier(model.decode(target, encoded)))
     fast, fast_time = greedy(lambda target: model.step(target[:, -1:], kept))
