@@ -1,5 +1,14 @@
 """The exception tree. Every message is one sentence: what, where, and the way out."""
 
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "InputError",
+    "MissingExtraError",
+    "SightlineError",
+    "TraceError",
+]
+
 
 class SightlineError(Exception):
     """Anything the user can mend. The command line prints it and exits with 2."""

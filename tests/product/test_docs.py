@@ -17,7 +17,10 @@ LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)|src=\"([^\"]+)\"")
 
 
 def blocks(page: Path, *languages: str) -> list[tuple[str, str]]:
-    return [(language, code) for language, code in BLOCK.findall(page.read_text()) if language in languages]
+    """The code blocks of a page in some languages, each behind as many empty lines as stand above it in the page."""
+    text = page.read_text()
+    found = [(match[1], "\n" * (text.count("\n", 0, match.start(2))) + match[2]) for match in BLOCK.finditer(text)]
+    return [(language, code) for language, code in found if language in languages]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -67,7 +70,7 @@ def test_the_tree_in_the_readme_is_the_repository():
     tree = next(code for language, code in blocks(ROOT / "README.md", "text") if "src/sightline/" in code)
     above: list[str] = []
     named = set()
-    for line in tree.splitlines():
+    for line in filter(str.strip, tree.splitlines()):
         depth = (len(line) - len(line.lstrip())) // 2
         name = line.split()[0]
         above[depth:] = [name]
