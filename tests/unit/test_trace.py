@@ -150,6 +150,23 @@ def test_generation_step_by_step_can_be_traced(variant):
         assert difference(row.values[:, :, 0], whole[:, :, i, : i + 1]) <= 1e-5
 
 
+@pytest.mark.parametrize("how", ["bfloat16", "autocast"])
+@torch.no_grad()
+def test_half_precision(how):
+    model = translator("biased")
+    source, layout = pad([ids(6), ids(3)])
+    inputs = (source, ids(2, 5), layout)
+    if how == "bfloat16":
+        model = model.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        plain = model(*inputs)
+        with tracing(model) as trace:
+            assert torch.equal(model(*inputs), plain)
+    assert trace["encoder.layers.0.self_attention.q"].values.dtype == torch.bfloat16
+    for name, error in trace.check().items():
+        assert error <= 2e-2 * max(1.0, trace[name].values.abs().max().item()), name
+
+
 def test_no_hook_is_left_after_an_exception():
     model = translator()
     with pytest.raises(IndexError), tracing(model):

@@ -47,13 +47,8 @@ def sinusoids(config: PositionsConfig, width: int) -> Float[Tensor, "max_length 
         rates = config.min_timescale * torch.exp(-step * torch.arange(width // 2, dtype=torch.float64))
     places = torch.arange(config.start, config.start + config.max_length, dtype=torch.float64)
     angles = torch.outer(places, rates)
-    sines, cosines = angles.sin(), angles[:, : width // 2].cos()
-    table = torch.zeros(config.max_length, width, dtype=torch.float64)
-    if config.kind == "interleaved":
-        table[:, 0 : 2 * sines.shape[1] : 2], table[:, 1 : 2 * cosines.shape[1] : 2] = sines, cosines
-    else:
-        table[:, : sines.shape[1] + cosines.shape[1]] = torch.cat([sines, cosines], dim=1)
-    return table.float()
+    waves = torch.stack([angles.sin(), angles.cos()], dim=2 if config.kind == "interleaved" else 1).flatten(1)
+    return F.pad(waves, (0, width - waves.shape[1])).float()
 
 
 class Positions(nn.Module):
@@ -65,7 +60,9 @@ class Positions(nn.Module):
         if config.kind == "learned":
             self.table = nn.Parameter(torch.empty(config.max_length, width))
         else:
-            self.register_buffer("table", sinusoids(config, width), persistent=False)
+            with torch.device("cpu"):  # not every device knows double precision
+                waves = sinusoids(config, width)
+            self.register_buffer("table", waves.to(torch.get_default_device()), persistent=False)
 
     def forward(self, positions: Ids) -> Vectors:
         return self.table[positions]

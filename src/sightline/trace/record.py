@@ -287,8 +287,8 @@ def _beams_in_line(heads: Tensor, like: Tensor) -> Tensor:
 
 
 def _linear(module: nn.Linear, x: Tensor) -> Tensor:
-    """A linear layer past its hooks."""
-    return F.linear(x, module.weight, module.bias).detach()
+    """A linear layer past its hooks, in the precision of its weights (autocast may have run it in less)."""
+    return F.linear(x.to(module.weight.dtype), module.weight, module.bias).detach()
 
 
 def _feed_forward(trace: Trace, path: str, module: FeedForward, x: Tensor, output: Tensor) -> None:
