@@ -31,6 +31,7 @@ MODULES = [
     "sightline.trace.explain",
     "sightline.trace.pack",
     "sightline.checkpoint",
+    "sightline.data.builtin",
     "sightline.interop.hugging_face",
     "sightline.errors",
 ]

@@ -1,0 +1,1 @@
+"""Corpora: the built-in one, files, and batches of them."""

@@ -1,0 +1,254 @@
+"""The built-in corpus: English and German from a grammar small enough to read, whose translation needs attention.
+
+The two languages order their words differently (verbs at the end, behind the object, before the subject), articles and
+adjectives agree with nouns, negation moves, and *it* becomes er, sie or es by the noun it stands for:
+
+    The animal didn't cross the street because it was too tired.   Das Tier ..., weil es zu müde war.
+    The animal didn't cross the street because it was too wide.    Das Tier ..., weil sie zu breit war.
+
+Which noun that is, only the last adjective tells. Every pair comes with its gold word alignment and, where there is a
+pronoun, its gold antecedent. A sentence belongs to one split and to no other, whatever the seed; and some nouns are
+seen with some verbs in the `unseen` split alone, so that putting known words together anew can be tested by itself.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from sightline.errors import InputError
+
+__all__ = ["SPLITS", "Pair", "generate", "riddle"]
+
+Split = Literal["train", "dev", "test", "unseen"]
+SPLITS: tuple[Split, ...] = ("train", "dev", "test", "unseen")
+
+
+class Noun(NamedTuple):
+    """An English noun, the German one, and its gender."""
+
+    english: str
+    german: str
+    gender: Literal["m", "f", "n"]
+
+
+class Verb(NamedTuple):
+    """Infinitive, past and participle in both languages."""
+
+    english: tuple[str, str, str]
+    german: tuple[str, str, str]
+
+
+ANIMALS = [
+    Noun("animal", "Tier", "n"),
+    Noun("dog", "Hund", "m"),
+    Noun("cat", "Katze", "f"),
+    Noun("horse", "Pferd", "n"),
+    Noun("bird", "Vogel", "m"),
+    Noun("cow", "Kuh", "f"),
+    Noun("bear", "Bär", "m"),
+    Noun("duck", "Ente", "f"),
+    Noun("sheep", "Schaf", "n"),
+    Noun("goat", "Ziege", "f"),
+    Noun("donkey", "Esel", "m"),
+    Noun("pig", "Schwein", "n"),
+]
+PLACES = [
+    Noun("street", "Straße", "f"),
+    Noun("river", "Fluss", "m"),
+    Noun("bridge", "Brücke", "f"),
+    Noun("field", "Feld", "n"),
+    Noun("square", "Platz", "m"),
+    Noun("garden", "Garten", "m"),
+    Noun("meadow", "Wiese", "f"),
+    Noun("village", "Dorf", "n"),
+    Noun("yard", "Hof", "m"),
+    Noun("path", "Weg", "m"),
+    Noun("bay", "Bucht", "f"),
+    Noun("valley", "Tal", "n"),
+]
+VERBS = [
+    Verb(("cross", "crossed", "crossed"), ("überqueren", "überquerte", "überquert")),
+    Verb(("leave", "left", "left"), ("verlassen", "verließ", "verlassen")),
+    Verb(("see", "saw", "seen"), ("sehen", "sah", "gesehen")),
+    Verb(("find", "found", "found"), ("finden", "fand", "gefunden")),
+    Verb(("avoid", "avoided", "avoided"), ("meiden", "mied", "gemieden")),
+    Verb(("love", "loved", "loved"), ("lieben", "liebte", "geliebt")),
+    Verb(("reach", "reached", "reached"), ("erreichen", "erreichte", "erreicht")),
+    Verb(("watch", "watched", "watched"), ("beobachten", "beobachtete", "beobachtet")),
+    Verb(("fear", "feared", "feared"), ("fürchten", "fürchtete", "gefürchtet")),
+    Verb(("guard", "guarded", "guarded"), ("bewachen", "bewachte", "bewacht")),
+]
+# Before a noun, in German without its ending; behind "too", what only an animal or only a place can be.
+ATTRIBUTES = {"old": "alt", "small": "klein", "big": "groß", "brown": "braun", "white": "weiß", "quiet": "still"}
+OF_ANIMALS = {"tired": "müde", "hungry": "hungrig", "sick": "krank", "lazy": "faul", "slow": "langsam", "shy": "scheu"}
+OF_PLACES = {"wide": "breit", "deep": "tief", "dark": "dunkel", "wet": "nass", "narrow": "schmal", "steep": "steil"}
+ADVERBS = {"yesterday": "gestern", "today": "heute", "then": "dann", "there": "dort"}
+MODALS = {"wanted to": "wollte", "could": "konnte", "had to": "musste"}
+
+SUBJECT_ARTICLE = {"m": "der", "f": "die", "n": "das"}
+OBJECT_ARTICLE = {"m": "den", "f": "die", "n": "das"}
+PRONOUN = {"m": "er", "f": "sie", "n": "es"}
+
+
+class Pair(NamedTuple):
+    """A sentence and its translation, and what is known about them."""
+
+    source: str
+    target: str
+    source_words: tuple[str, ...]
+    target_words: tuple[str, ...]
+    alignment: frozenset[tuple[int, int]]
+    """Which source word is which target word, by position."""
+    pronoun: int | None
+    """The position of "it" among the source words, if there is one."""
+    antecedent: int | None
+    """The position of the noun it stands for."""
+
+    @property
+    def target_pronoun(self) -> int | None:
+        """The position of the pronoun among the target words."""
+        return next((j for i, j in self.alignment if i == self.pronoun), None)
+
+
+class Plan(NamedTuple):
+    """All that is to be chosen for a sentence."""
+
+    animal: Noun
+    place: Noun
+    verb: Verb
+    tense: Literal["past", "perfect", "wanted to", "could", "had to"] = "past"
+    negation: Literal["", "n't", "not"] = ""
+    adverb: str = ""
+    attributes: tuple[str, str] = ("", "")  # of the animal and of the place
+    reason: str = ""  # the adjective behind "because it was too"
+
+
+Word = tuple[str, str]
+"""A word, and what it is part of. Words of both languages that are part of the same thing are aligned."""
+
+
+def generate(split: Split, count: int, seed: int = 0) -> Iterator[Pair]:
+    """`count` different pairs of a split. The same seed gives the same pairs."""
+    if split not in SPLITS:
+        raise InputError(f"the built-in corpus has no split {split!r}; it has {', '.join(SPLITS)}.")
+    chance = random.Random(f"{split} {seed}")  # noqa: S311
+    riddles = {pair.target for pair in riddle()}
+    seen: set[str] = set()
+    tries = 0
+    while len(seen) < count:
+        tries += 1
+        if tries > 1000 * (count + 100):
+            raise InputError(f"the built-in corpus has no {count} different sentences in its {split} split.")
+        plan = _draw(chance)
+        pair = _compose(plan)
+        if _split(plan, pair) == split and pair.target not in riddles and pair.source not in seen:
+            seen.add(pair.source)
+            yield pair
+
+
+def riddle() -> tuple[Pair, Pair]:
+    """The animal that was too tired and the street that was too wide: in no split, so always new to a model."""
+    plan = Plan(ANIMALS[0], PLACES[0], VERBS[0], negation="n't")
+    return _compose(plan._replace(reason="tired")), _compose(plan._replace(reason="wide"))
+
+
+def _split(plan: Plan, pair: Pair) -> Split:
+    """By the German sentence, which may have two English ones: both are in the same split then."""
+    if (ANIMALS.index(plan.animal) + VERBS.index(plan.verb)) % 7 == 3:
+        return "unseen"
+    place = int.from_bytes(hashlib.blake2b(pair.target.encode(), digest_size=2).digest()) % 20
+    return "dev" if place == 0 else "test" if place == 1 else "train"
+
+
+def _draw(chance: random.Random) -> Plan:
+    negated = chance.random() < 0.5
+    tense = chance.choice(
+        ["past", "past", "perfect", "could" if negated else chance.choice(["wanted to", "could", "had to"])]
+    )
+    negation = "" if not negated else chance.choice(["n't", "not"]) if tense == "past" else "not"
+    reasons = chance.choice([OF_ANIMALS, OF_PLACES])
+    return Plan(
+        chance.choice(ANIMALS),
+        chance.choice(PLACES),
+        chance.choice(VERBS),
+        tense,  # type: ignore[arg-type]
+        negation,  # type: ignore[arg-type]
+        chance.choice(list(ADVERBS)) if chance.random() < 0.3 else "",
+        (_attribute(chance), _attribute(chance)),
+        chance.choice(list(reasons)) if chance.random() < 0.6 else "",
+    )
+
+
+def _attribute(chance: random.Random) -> str:
+    return chance.choice(list(ATTRIBUTES)) if chance.random() < 0.3 else ""
+
+
+def _compose(plan: Plan) -> Pair:
+    """Write the sentence in both languages."""
+    animal, place = plan.animal, plan.place
+    ending = "en" if place.gender == "m" else "e"
+    subject = _noun_phrase(animal, "subject", plan.attributes[0], SUBJECT_ARTICLE[animal.gender], "e")
+    object_ = _noun_phrase(place, "object", plan.attributes[1], OBJECT_ARTICLE[place.gender], ending)
+    english, finite, last = _verb_phrase(plan)
+    source = [*subject[0], *english, *object_[0]]
+    rest = [*object_[1], *([("nicht", "not")] if plan.negation else []), *last]
+    if plan.adverb:  # the verb stays second in German, so the subject moves behind it
+        source = [(plan.adverb, "adverb"), *source]
+        target = [(ADVERBS[plan.adverb], "adverb"), finite, *subject[1], *rest]
+    else:
+        target = [*subject[1], finite, *rest]
+    antecedent = None
+    if plan.reason:
+        noun, antecedent = (animal, "subject") if plan.reason in OF_ANIMALS else (place, "object")
+        source += [("because", "because"), ("it", "it"), ("was", "was"), ("too", "too"), (plan.reason, "reason")]
+        target += [(",", ""), ("weil", "because"), (PRONOUN[noun.gender], "it"), ("zu", "too")]
+        target += [({**OF_ANIMALS, **OF_PLACES}[plan.reason], "reason"), ("war", "was")]
+    return _pair([*source, (".", ".")], [*target, (".", ".")], antecedent)
+
+
+def _noun_phrase(noun: Noun, role: str, attribute: str, article: str, ending: str) -> tuple[list[Word], list[Word]]:
+    """the (old) dog / der (alte) Hund."""
+    english, german = [("the", f"{role} article")], [(article, f"{role} article")]
+    if attribute:
+        english.append((attribute, f"{role} attribute"))
+        german.append((ATTRIBUTES[attribute] + ending, f"{role} attribute"))
+    return [*english, (noun.english, role)], [*german, (noun.german, role)]
+
+
+def _verb_phrase(plan: Plan) -> tuple[list[Word], Word, list[Word]]:
+    """The English verb with its helpers; German's finite verb; and what German puts at the end."""
+    (infinitive, past, participle), german = plan.verb.english, plan.verb.german
+    negation = [("not", "not")] if plan.negation else []
+    if plan.tense == "past":
+        if not plan.negation:
+            return [(past, "verb")], (german[1], "verb"), []
+        helper = [("didn't", "not")] if plan.negation == "n't" else [("did", ""), *negation]
+        return [*helper, (infinitive, "verb")], (german[1], "verb"), []
+    if plan.tense == "perfect":
+        return [("has", "helper"), *negation, (participle, "verb")], ("hat", "helper"), [(german[2], "verb")]
+    helper = [(word, "" if word == "to" else "helper") for word in plan.tense.split()]
+    return [*helper, *negation, (infinitive, "verb")], (MODALS[plan.tense], "helper"), [(german[0], "verb")]
+
+
+def _pair(source: list[Word], target: list[Word], antecedent: str | None) -> Pair:
+    alignment = frozenset(
+        (i, j) for i, (_, here) in enumerate(source) for j, (_, there) in enumerate(target) if here and here == there
+    )
+    parts = [part for _, part in source]
+    english, german = (tuple(word for word, _ in side) for side in (source, target))
+    return Pair(
+        source=_write(english),
+        target=_write(german),
+        source_words=english,
+        target_words=german,
+        alignment=alignment,
+        pronoun=parts.index("it") if antecedent else None,
+        antecedent=parts.index(antecedent) if antecedent else None,
+    )
+
+
+def _write(words: tuple[str, ...]) -> str:
+    """As one writes it: a capital first, no space before a comma or a stop."""
+    text = " ".join(words).replace(" ,", ",").replace(" .", ".")
+    return text[0].upper() + text[1:]
