@@ -31,7 +31,11 @@ MODULES = [
     "sightline.trace.explain",
     "sightline.trace.pack",
     "sightline.checkpoint",
+    "sightline.text.tokenizer",
     "sightline.data.builtin",
+    "sightline.data.corpus",
+    "sightline.data.store",
+    "sightline.data.batches",
     "sightline.interop.hugging_face",
     "sightline.errors",
 ]

@@ -1,0 +1,1 @@
+"""Raw text to ids, and ids to raw text."""

@@ -1,0 +1,74 @@
+"""Batches: every pair once an epoch, within the budget, in an order that is a pure function."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sightline.data.batches import collate, collate_packed, plan
+from sightline.data.builtin import generate
+from sightline.data.corpus import Table
+from sightline.data.store import prepare
+from sightline.errors import InputError
+from sightline.text.tokenizer import END, PAD, START, Tokenizer
+from support import difference, translator
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=200)
+
+
+@settings(max_examples=60)
+@given(lengths=LENGTHS, budget=st.integers(41, 400), seed=st.integers(0, 99), epoch=st.integers(0, 9))
+def test_every_pair_once_and_never_over_the_budget(lengths, budget, seed, epoch):
+    source, target = np.array(lengths, np.int32).T
+    batches = plan(source, target, budget, seed, epoch)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch)
+        assert len(batch) * (max(source[batch].max(), target[batch].max()) + 1) <= budget
+    again = plan(source, target, budget, seed, epoch)
+    assert all(np.array_equal(a, b) for a, b in zip(batches, again, strict=True))
+
+
+def test_epochs_and_seeds_differ_and_little_is_padding():
+    chance = np.random.default_rng(0)
+    target = chance.integers(3, 60, 20_000).astype(np.int32)
+    source = np.maximum(1, target + chance.integers(-3, 4, 20_000)).astype(np.int32)
+    one, two, three = (plan(source, target, 4096, *key) for key in ((0, 0), (0, 1), (1, 0)))
+    assert not np.array_equal(one[0], two[0])
+    assert not np.array_equal(one[0], three[0])
+    groups = [{tuple(sorted(batch)) for batch in batches} for batches in (one, two)]
+    assert len(groups[0] & groups[1]) < 0.1 * len(groups[0])  # not only the order: who meets whom, too
+    cells = sum(len(b) * target[b].max() for b in one)
+    assert target.sum() / cells > 0.97
+
+
+def test_a_budget_that_is_too_small_is_named():
+    with pytest.raises(
+        InputError, match="a budget of 30 tokens a batch is less than the longest sentence, which has 41"
+    ):
+        plan(np.array([5], np.int32), np.array([40], np.int32), 30, 0, 0)
+
+
+@torch.no_grad()
+def test_padded_and_packed_batches_say_the_same(tmp_path):
+    pairs = [(p.source, p.target) for p in generate("train", 40)]
+    path = tmp_path / "a.tsv"
+    path.write_text("".join(f"{s}\t{t}\n" for s, t in pairs))
+    tokenizer = Tokenizer.train([text for pair in pairs for text in pair], 500)
+    store = prepare([Table(path)], tokenizer, tmp_path)
+    model = translator(vocab_size=tokenizer.size)
+    padded, packs = collate(store, range(7)), collate_packed(store, range(7))
+    assert padded.tokens == packs.tokens == int((padded.target_out != PAD).sum()) == packs.target_out.numel()
+    assert (padded.target_in[:, 0] == START).all()
+    for row, (source, target) in enumerate(pairs[:7]):
+        assert tokenizer.decode(padded.source[row]) == source
+        assert padded.source[row][padded.source_layout[row]][-1] == END
+        assert tokenizer.decode(padded.target_in[row]) == tokenizer.decode(padded.target_out[row]) == target
+    there = padded.target_out != PAD
+    assert torch.equal(padded.target_out[there], packs.target_out[0])
+    logits = model(padded.source, padded.target_in, padded.source_layout)[there]
+    assert difference(model(packs.source, packs.target_in, packs.source_layout, packs.target_layout)[0], logits) <= 1e-5
+    moved = packs.to("cpu")
+    assert moved.source_layout.longest == packs.source_layout.longest
+    assert torch.equal(moved.source_layout.position, packs.source_layout.position)
