@@ -5,7 +5,6 @@ when one of its names is first used.
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
     from sightline.model.transformer import build
     from sightline.trace.record import tracing
     from sightline.trace.what_if import what_if
+
+    __version__: str
 
 __all__ = ["ModelConfig", "Packing", "build", "load_model", "save_model", "tracing", "what_if"]
 
@@ -28,10 +29,10 @@ _HOME = {
     "what_if": "sightline.trace.what_if",
 }
 
-__version__ = version("sightline")
-
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("sightline")
     if name not in _HOME:
         raise AttributeError(f"module 'sightline' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

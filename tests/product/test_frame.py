@@ -4,9 +4,9 @@ import ast
 import importlib
 import pkgutil
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -135,14 +135,13 @@ def test_help_is_there_at_once_and_without_torch(arguments):
         "from sightline.cli.main import main\n"
         "main()"
     )
-    seconds = []
-    for _ in range(5):  # the best of five: other tests run beside this one
-        started = time.perf_counter()
-        done = run("-c", code)
-        seconds.append(time.perf_counter() - started)
-        assert done.stderr.endswith("LIGHT"), done.stderr
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = run("-c", code)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.stderr.endswith("LIGHT"), done.stderr
     assert done.returncode == (2 if not arguments else 0)
-    assert min(seconds) < 0.5
+    # Processor time: what a person waits on a machine that is not busy with these tests.
+    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 0.5
 
 
 def test_every_module_can_be_imported():
