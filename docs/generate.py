@@ -36,6 +36,8 @@ MODULES = [
     "sightline.data.corpus",
     "sightline.data.store",
     "sightline.data.batches",
+    "sightline.train.loss",
+    "sightline.train.schedule",
     "sightline.interop.hugging_face",
     "sightline.errors",
 ]

@@ -1,0 +1,1 @@
+"""Training: a flat loop of named functions."""

@@ -1,0 +1,32 @@
+"""How the learning rate moves: up in a warm-up, then down. Pure functions of the step, counted from 1."""
+
+import math
+
+from sightline.errors import ConfigError
+
+__all__ = ["SCHEDULES", "learning_rate"]
+
+SCHEDULES = ("noam", "inverse-sqrt", "cosine", "linear", "constant")
+
+
+def learning_rate(schedule: str, step: int, *, peak: float, warmup: int, total: int, d_model: int = 512) -> float:
+    """The learning rate of a step. All but noam rise in a straight line to `peak` at the end of the warm-up.
+
+    noam: the paper's equation 3, peak · d_model^(-1/2) · min(step^(-1/2), step · warmup^(-3/2)); its `peak` is a factor,
+    1 in the paper. inverse-sqrt: the same curve by its highest point, peak · (warmup / step)^(1/2). cosine and linear
+    come down to 0 at step `total`. constant stays.
+    """
+    if schedule == "noam":
+        return peak * d_model**-0.5 * min(step**-0.5, step * max(warmup, 1) ** -1.5)
+    if step < warmup:
+        return peak * step / warmup
+    left = min(1.0, max(0.0, (total - step) / max(1, total - warmup)))
+    if schedule == "inverse-sqrt":
+        return peak * math.sqrt(max(warmup, 1) / step)
+    if schedule == "cosine":
+        return peak * (1 - math.cos(math.pi * left)) / 2
+    if schedule == "linear":
+        return peak * left
+    if schedule == "constant":
+        return peak
+    raise ConfigError(f"there is no schedule {schedule!r}; known are {', '.join(SCHEDULES)}.")
