@@ -1,5 +1,6 @@
 """Models on disk: a folder with `config.json` and `model.safetensors`. Nothing in it can run code when it is loaded."""
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -21,19 +22,33 @@ FORMAT = 1
 
 
 def save_model(model: Model, folder: Path | str) -> None:
-    """Write a model. Each file is whole or not there at all, whenever the machine stops."""
+    """Write a model. Whenever the machine stops, the folder has the old model or the new one, and never half of one."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     weights = {name: weight.detach().contiguous().cpu() for name, weight in model.named_parameters()}
-    config = {"format": FORMAT, "model": model.config.model_dump(exclude_defaults=True)}
-    _write(folder / "model.safetensors", save(weights))
-    _write(folder / "config.json", json.dumps(config, indent=2).encode() + b"\n")
+    config = {"format": FORMAT, "model": model.config.model_dump()}  # all of it: defaults may change one day
+    files = {"model.safetensors": save(weights), "config.json": json.dumps(config, indent=2).encode() + b"\n"}
+    beside = {name: folder / f".{name}.partial" for name in files}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            with beside[name].open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        for name, path in beside.items():
+            path.replace(folder / name)
+    except OSError as error:
+        for path in beside.values():
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        raise CheckpointError(f"{folder}: the model cannot be written: {error.strerror}.") from None
 
 
 def load_model(folder: Path | str, device: torch.device | str = "cpu") -> Model:
     """Read a model, ready for use (`eval`), in float32."""
     folder = Path(folder)
-    model = build(_read_config(folder / "config.json"))
+    with torch.random.fork_rng(devices=[]):  # weights are drawn here that nobody needs: let nobody notice
+        model = build(_read_config(folder / "config.json"))
     path = folder / "model.safetensors"
     try:
         weights = load_file(path)
@@ -61,10 +76,10 @@ def fill(model: Model, weights: Mapping[str, Tensor], where: str) -> None:
 def _read_config(path: Path) -> ModelConfig:
     try:
         stored = json.loads(path.read_text("utf-8"))
-        version, options = stored["format"], stored["model"]
+        version, options = stored["format"], dict(stored["model"])
     except OSError:
         raise CheckpointError(f"{path.parent}: there is no model here; a model folder has a config.json.") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(f"{path}: this is not a model's configuration.") from None
     if version != FORMAT:
         raise CheckpointError(f"{path}: the folder has format {version}, and this version of Sightline reads {FORMAT}.")
@@ -72,17 +87,3 @@ def _read_config(path: Path) -> ModelConfig:
         return ModelConfig(**options)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write beside, flush to the disk, then rename over."""
-    beside = path.with_name(f".{path.name}.partial")
-    try:
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise CheckpointError(f"{path}: cannot be written: {error.strerror}.") from None

@@ -21,8 +21,9 @@ from sightline.errors import ConfigError
 
 __all__ = ["Config", "ModelConfig", "PositionsConfig", "StackConfig", "explained", "load", "options", "presets"]
 
-Size = Annotated[int, Field(gt=0)]
-Rate = Annotated[float, Field(ge=0, lt=1)]
+Size = Annotated[int, Field(gt=0, lt=10**9, strict=True)]
+Rate = Annotated[float, Field(ge=0, lt=1, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
 
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ else:
 class _OneSentence(ModelMetaclass):
     """Turns pydantic's report into our own error, also for a config that is built in Python."""
 
-    def __call__(self, **values: Any) -> Any:
+    def __call__(self, /, **values: Any) -> Any:
         try:
             return super().__call__(**values)
         except ValidationError as error:
@@ -59,13 +60,13 @@ class PositionsConfig(Options):
     frequencies: Literal["paper", "tensor2tensor"] = "paper"
     """paper: max_timescale^(-2i/d_model), as Marian has it too; tensor2tensor: a geometric series from min_timescale
     to max_timescale, both ends included."""
-    min_timescale: Annotated[float, Field(gt=0)] = 1.0
+    min_timescale: Annotated[float, Field(gt=0, strict=True)] = 1.0
     """Where tensor2tensor's series of timescales begins; the paper's rule does not use it."""
-    max_timescale: Annotated[float, Field(gt=1)] = 10_000.0
+    max_timescale: Annotated[float, Field(gt=1, strict=True)] = 10_000.0
     """The slowest timescale: the paper's 10000."""
-    start: Annotated[int, Field(ge=0)] = 0
+    start: Annotated[int, Field(ge=0, lt=10**9, strict=True)] = 0
     """The position of the first token (fairseq starts at 2). Sinusoids only."""
-    max_length: Size = 4096
+    max_length: Annotated[int, Field(gt=0, le=1_000_000, strict=True)] = 4096
     """The longest sentence, in tokens. Sinusoids need no training for it; a learned table has this many rows."""
 
 
@@ -104,19 +105,19 @@ class ModelConfig(Options):
     """The function between the two layers of the feed-forward network; relu in the paper."""
     norm: Literal["post", "pre"] = "post"
     """post: normalise after each residual sum, as in the paper; pre: before each sub-layer, steadier in deep stacks."""
-    norm_epsilon: Annotated[float, Field(gt=0)] = 1e-5
+    norm_epsilon: Annotated[float, Field(gt=0, strict=True)] = 1e-5
     """Added to the variance before its root is taken."""
-    final_norm: bool | None = None
+    final_norm: Flag | None = None
     """One more normalisation on top of each stack. By default with norm = "pre" only."""
-    scale_embedding: bool = True
+    scale_embedding: Flag = True
     """Multiply embeddings by the root of d_model (§3.4)."""
-    embedding_norm: bool = False
+    embedding_norm: Flag = False
     """Normalise the embedded tokens before the first layer (BERT)."""
-    segments: Annotated[int, Field(ge=0)] = 0
+    segments: Annotated[int, Field(ge=0, lt=10**9, strict=True)] = 0
     """Kinds of text segment with an embedding of their own, in an encoder-only model (BERT has 2); 0 for none."""
-    attention_bias: bool = False
+    attention_bias: Flag = False
     """Add a bias to the four projections of attention. The paper writes none; Marian, BERT and GPT-2 have it."""
-    classifier_bias: bool = False
+    classifier_bias: Flag = False
     """Add a bias to the logits (Marian, BERT)."""
     dropout: Rate = 0.1
     """Dropout on embeddings and on every sub-layer's output (§5.4)."""
@@ -196,7 +197,7 @@ def load(preset: str | None = None, file: Path | str | None = None, sets: Iterab
     if file is not None:
         try:
             _merge(values, tomllib.loads(Path(file).read_text("utf-8")))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{file}: cannot be read as TOML: {error}.") from None
     for assignment in sets:
         _merge(values, _parse_set(assignment))
@@ -227,11 +228,11 @@ def explained(config: Options, path: str = "") -> str:
 
 def _parse_set(assignment: str) -> dict[str, Any]:
     key, equals, text = assignment.partition("=")
-    if not equals or not key.strip():
+    if not equals or not all(part.strip() for part in key.split(".")):
         raise ConfigError(f"--set {assignment!r}: write it as group.option=value, for example model.d_model=256.")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text.strip()  # a bare word is a string
     for part in reversed(key.strip().split(".")):
         value = {part: value}
@@ -259,10 +260,15 @@ def _sentence(error: ErrorDetails, group: type[BaseModel]) -> str:
     """One sentence for one of pydantic's errors: the key, the value, the way out."""
     path = [str(part) for part in error["loc"]]
     where = ".".join(path)
+    for part in path if error["type"] == "model_type" else path[:-1] if error["type"] == "extra_forbidden" else []:
+        group = cast("type[BaseModel]", group.model_fields[part].annotation)
+    if error["type"] == "model_type":
+        example = f"{where}.{next(iter(group.model_fields))}"
+        return f"{where}: this is a group of options; set one of them, for example {example}."
     if error["type"] == "extra_forbidden":
-        for part in path[:-1]:
-            group = cast("type[BaseModel]", group.model_fields[part].annotation)
-        hint = _suggest(path[-1], group.model_fields) or f"; known here are {', '.join(group.model_fields)}."
+        deeper = [name for name, _ in options(cast("type[Options]", group)) if name.endswith(f".{path[-1]}")]
+        hint = f", did you mean {deeper[0]!r}?" if deeper else _suggest(path[-1], group.model_fields)
+        hint = hint or f"; known here are {', '.join(group.model_fields)}."
         return f"{where}: there is no such option{hint}"
     reason = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":

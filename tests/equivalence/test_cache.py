@@ -118,7 +118,7 @@ def test_a_full_cache_says_so():
     model(ids(1, 3), None, cache)
     with pytest.raises(InputError, match="holds 4 positions a row and cannot take 5"):
         model(ids(1, 2), None, cache)
-    with pytest.raises(InputError, match="5000 positions is more than model.positions.max_length = 4096"):
+    with pytest.raises(InputError, match="5000 positions: model.positions.max_length allows 1 to 4096"):
         model.new_cache(1, capacity=5000)
     with pytest.raises(InputError, match="cannot take a packed row"):
         row, packing = packed([ids(2), ids(1)])

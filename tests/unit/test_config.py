@@ -26,7 +26,7 @@ from sightline.model.transformer import build
         ({"decoder": {"layers": 0}}, "decoder.layers: must be greater than 0, and is 0."),
         (
             {"decoder": {"layers": 1.5}},
-            "decoder.layers: must be a valid integer, got a number with a fractional part, and is 1.5.",
+            "decoder.layers: must be a valid integer, and is 1.5.",
         ),
         ({"dropout": 1.0}, "dropout: must be less than 1, and is 1.0."),
         ({"dropout": float("nan")}, "dropout: must be a finite number, and is nan."),

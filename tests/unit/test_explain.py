@@ -117,7 +117,7 @@ def test_gradient_times_input_is_the_effect_of_a_small_change(variant):
 
 
 def test_gradient_times_input_of_what_is_not_there():
-    with pytest.raises(InputError, match="no position 9 with a token 3"):
+    with pytest.raises(InputError, match="no sentence 0, position 9, token 3 in logits"):
         gradient_x_input(translator(), (ids(1, 4), ids(1, 3)), position=9, token=3)
-    with pytest.raises(InputError, match=f"with a token {VOCAB}"):
+    with pytest.raises(InputError, match=f"token {VOCAB} in logits"):
         gradient_x_input(translator(), (ids(1, 4), ids(1, 3)), position=0, token=VOCAB)

@@ -217,6 +217,6 @@ def test_cells_that_are_not_there_are_named():
         what_if(model, set_attention={MASKED: {(0, 1, 3): 0.5}}),
     ):
         model(ids(1, 6), ids(1, 5))
-    with pytest.raises(TraceError, match="in force on this thread already"), what_if(model), what_if(model):
+    with pytest.raises(TraceError, match="in force for this model already"), what_if(model), what_if(model):
         pass
     assert hooks(model) == 0

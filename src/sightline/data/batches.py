@@ -5,7 +5,7 @@ allows; and both who meets whom and the order of the batches are drawn anew in e
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -66,13 +66,12 @@ class Batch(NamedTuple):
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on a device, without waiting for it."""
 
-        def move(value: Tensor | Packing | None) -> Tensor | Packing | None:
-            if isinstance(value, Packing):
-                starts, longest, sentence, position = value
-                return Packing(*(move(starts), longest, move(sentence), move(position)))  # type: ignore[arg-type]
-            return None if value is None else value.to(device, non_blocking=True)
+        def move(value: Tensor | Packing | int | None) -> Any:
+            if isinstance(value, Tensor):
+                return value.to(device, non_blocking=True)
+            return value.to(device) if isinstance(value, Packing) else value
 
-        return Batch(*(value if isinstance(value, int) else move(value) for value in self))  # type: ignore[arg-type]
+        return Batch(*map(move, self))
 
 
 def collate(store: Store, indices: Sequence[int] | NDArray[np.int64]) -> Batch:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sightline.config import ModelConfig
 from sightline.errors import InputError
-from sightline.model.mask import Layout, Mask, Packing
+from sightline.model.mask import Layout, Mask, Packing, longest_row
 
 __all__ = ["Cache", "LayerCache", "Memory"]
 
@@ -45,11 +45,11 @@ class Cache:
     ) -> None:
         """Empty, of the device and precision of `like`. A static cache looks at its whole capacity at every step: one
         shape for all steps, as CUDA graphs need it."""
-        if capacity > config.positions.max_length:
-            longest = config.positions.max_length
-            raise InputError(
-                f"a cache of {capacity} positions is more than model.positions.max_length = {longest} allows."
-            )
+        longest = config.positions.max_length
+        if not 0 < capacity <= longest:
+            raise InputError(f"a cache of {capacity} positions: model.positions.max_length allows 1 to {longest}.")
+        if memory and rows < len(memory[0].keys):
+            raise InputError("a cache needs at least one row (beam) for each sentence.")
         heads = config.decoder.heads
         shape = (config.decoder.layers, rows, heads, capacity, config.d_model // heads)
         self.keys: Float[Tensor, "layers rows heads capacity d_k"] = like.new_zeros(shape)
@@ -58,32 +58,39 @@ class Cache:
         self.lengths: Int[Tensor, " rows"] = torch.zeros(rows, dtype=torch.long, device=like.device)
         self.capacity = capacity
         self.static = static
+        self.used = 0  # positions of the longest row
         self.reach = capacity if static else 0  # keys from this column on are not looked at
 
-    def make_room(self, count: int) -> Int[Tensor, "rows new"]:
-        """The positions that the next `count` tokens of each row will take."""
+    def make_room(self, ids: Int[Tensor, "rows new"], layout: Layout = None) -> Int[Tensor, "rows new"]:
+        """The positions that the next tokens of each row will take."""
+        if isinstance(layout, Packing):
+            raise InputError("a cache has a row for each text and cannot take a packed row; pad the texts instead.")
+        if len(ids) != len(self.lengths):
+            raise InputError(f"the cache has {len(self.lengths)} rows, and ids of {len(ids)} rows do not fit it.")
+        needed = self.used + longest_row(ids, layout, self.capacity)
+        if needed > self.capacity and not torch.compiler.is_compiling():
+            raise InputError(f"the cache holds {self.capacity} positions a row and cannot take {needed}; ask for more.")
         if not self.static:
-            self.reach += count
-            if self.reach > self.capacity:
-                raise InputError(
-                    f"the cache holds {self.capacity} positions a row and cannot take {self.reach}; ask for more."
-                )
-        return self.lengths[:, None] + torch.arange(count, device=self.lengths.device)
+            self.reach = needed
+        return self.lengths[:, None] + torch.arange(ids.shape[1], device=self.lengths.device)
 
     def visible(self, positions: Int[Tensor, "rows new"]) -> Bool[Tensor, "rows 1 new reach"]:
         """Each new position may look at itself and at what came before it in its row."""
         return torch.arange(self.reach, device=positions.device) <= positions[:, None, :, None]
 
-    def advance(self, count: int, layout: Layout = None) -> None:
-        """Count what was added: `count` tokens in every row, or only the True cells of a layout (prompts of unequal
-        length, padded on the right; the next token of a row takes the place of its padding)."""
-        if isinstance(layout, Packing):
-            raise InputError("a cache has a row for each text and cannot take a packed row; pad the texts instead.")
-        self.lengths += count if layout is None else layout.sum(1)
+    def advance(self, ids: Int[Tensor, "rows new"], layout: Layout = None) -> None:
+        """Count what was added: all of it, or only the True cells of a layout (prompts of unequal length, padded on the
+        right; the next token of a row takes the place of its padding)."""
+        self.lengths += ids.shape[1] if not isinstance(layout, Tensor) else layout.sum(1)
+        if self.static and torch.compiler.is_compiling():
+            return  # one graph for every step: nothing in it may depend on a number that grows
+        self.used = self.used + ids.shape[1] if layout is None else int(self.lengths.max())
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         """Let row i go on from what row `rows[i]` holds, among the beams of its own sentence. What the sentences'
         memories hold stays where it is."""
+        if rows.shape != self.lengths.shape:
+            raise InputError(f"the cache has {len(self.lengths)} rows, and an order of {len(rows)} does not fit it.")
         for kept in (self.keys, self.values):
             kept[:, :, :, : self.reach] = kept[:, rows, :, : self.reach]
         self.lengths.copy_(self.lengths[rows])
@@ -99,9 +106,9 @@ class LayerCache(NamedTuple):
     def append(
         self, k: Float[Tensor, "rows heads new d_k"], v: Float[Tensor, "rows heads new d_k"]
     ) -> tuple[Float[Tensor, "rows heads reach d_k"], Float[Tensor, "rows heads reach d_k"]]:
-        """Write the new keys and values; return all that may be looked at."""
+        """Write the new keys and values; return all that may be looked at. No gradient flows through a cache."""
         rows = torch.arange(len(k), device=k.device)[:, None]
         keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
-        keys[rows, :, self.positions] = k.transpose(1, 2)
-        values[rows, :, self.positions] = v.transpose(1, 2)
-        return keys[:, :, : self.cache.reach], values[:, :, : self.cache.reach]
+        keys[rows, :, self.positions] = k.detach().transpose(1, 2).to(keys.dtype)
+        values[rows, :, self.positions] = v.detach().transpose(1, 2).to(values.dtype)
+        return keys[:, :, : self.cache.reach].to(k.dtype), values[:, :, : self.cache.reach].to(v.dtype)

@@ -14,7 +14,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from sightline.errors import InputError
 
-__all__ = ["Layout", "Mask", "Packing", "SourceLayout", "attend_packed"]
+__all__ = ["Layout", "Mask", "Packing", "SourceLayout", "attend_packed", "longest_row"]
 
 
 class Packing(NamedTuple):
@@ -27,11 +27,18 @@ class Packing(NamedTuple):
 
     @classmethod
     def of(cls, lengths: list[int], device: torch.device | str | None = None) -> "Packing":
+        if not lengths or min(lengths) < 0:
+            raise InputError("a packed row needs at least one sentence, and none of them can have a negative length.")
         counts = torch.tensor(lengths, device=device)
         starts = F.pad(counts.cumsum(0), (1, 0))
         sentence = torch.repeat_interleave(torch.arange(len(lengths), device=device), counts)
         position = torch.arange(len(sentence), device=device) - starts[sentence]
         return cls(starts.int(), max(lengths), sentence, position)
+
+    def to(self, device: torch.device | str) -> "Packing":
+        """The same on a device, without waiting for it."""
+        starts, sentence, position = (x.to(device, non_blocking=True) for x in (self.starts, *self[2:]))
+        return Packing(starts, self.longest, sentence, position)
 
     @property
     def tokens(self) -> Bool[Tensor, "sentences longest"]:
@@ -46,7 +53,23 @@ class Packing(NamedTuple):
 
 Layout = Bool[Tensor, "batch length"] | Packing | None
 SourceLayout = Bool[Tensor, "batch source"] | Packing | None
-"""Which cells of the rows are tokens: all (None), the True ones (padding is False), or packed sentences."""
+"""Which cells of the rows are tokens: all (None), the True ones (False is padding, on the right), or packed ones."""
+
+
+def longest_row(ids: Int[Tensor, "batch length"], layout: Layout, limit: int) -> int:
+    """The tokens of the longest sentence, once the layout is known to fit the ids. (Shapes in signatures are checked
+    only in our tests; a layout that does not fit would give wrong numbers in silence.)"""
+    longest, shape = ids.shape[1], tuple(ids.shape)
+    if isinstance(layout, Packing):
+        longest = layout.longest
+        if shape != (1, len(layout.sentence)):
+            raise InputError(f"a packing of {len(layout.sentence)} tokens does not fit ids of shape {shape}.")
+    elif layout is not None and (layout.dtype != torch.bool or layout.shape != shape):
+        kind = f"{layout.dtype} of shape {tuple(layout.shape)}"
+        raise InputError(f"a layout is boolean (True = token) and of the ids' shape {shape}, not {kind}.")
+    if longest > limit:
+        raise InputError(f"{longest} tokens are more than model.positions.max_length = {limit} allows.")
+    return longest
 
 
 class Mask(NamedTuple):
@@ -61,6 +84,8 @@ class Mask(NamedTuple):
     def of(cls, keys: SourceLayout, queries: Layout = None, *, causal: bool = False) -> "Mask":
         """The mask that the layouts of keys and queries ask for."""
         if isinstance(keys, Packing) and isinstance(queries, Packing):
+            if len(keys.starts) != len(queries.starts):
+                raise InputError("the packed rows of source and target must have as many sentences.")
             return cls(None, causal, (queries, keys))
         if isinstance(keys, Packing) or isinstance(queries, Packing):
             raise InputError("source and target are either both packed or both padded, not one of each.")
@@ -99,8 +124,8 @@ def attend_packed(
     """Attention inside each sentence of a packed row: by torch's variable-length kernel where there is one, else by
     laying the sentences out in padded rows and back."""
     queries, keys = packed
-    fits = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and q.dtype in (torch.bfloat16, torch.float16)
-    if q.is_cuda and fits and not dropout:
+    fits = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and q.dtype in (torch.bfloat16, torch.float16) and q.numel() > 0
+    if q.is_cuda and fits and not dropout and torch.cuda.get_device_capability(q.device) >= (8, 0):
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
         ahead = 0 if causal else -1  # how far a query sees: no limit backwards, none or all of it ahead
         sizes = (queries.starts, keys.starts, queries.longest, keys.longest)

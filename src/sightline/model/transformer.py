@@ -19,7 +19,7 @@ from sightline.config import ModelConfig, PositionsConfig, StackConfig
 from sightline.errors import InputError
 from sightline.model.cache import Cache, LayerCache, Memory
 from sightline.model.initialise import initialise
-from sightline.model.mask import Layout, Mask, Packing, SourceLayout, attend_packed
+from sightline.model.mask import Layout, Mask, Packing, SourceLayout, attend_packed, longest_row
 
 __all__ = ["Attend", "DecoderOnly", "EncoderDecoder", "EncoderOnly", "Model", "build"]
 
@@ -48,7 +48,7 @@ def sinusoids(config: PositionsConfig, width: int) -> Float[Tensor, "max_length 
     places = torch.arange(config.start, config.start + config.max_length, dtype=torch.float64)
     angles = torch.outer(places, rates)
     waves = torch.stack([angles.sin(), angles.cos()], dim=2 if config.kind == "interleaved" else 1).flatten(1)
-    return F.pad(waves, (0, width - waves.shape[1])).float()
+    return F.pad(waves, (0, width - waves.shape[1])).float()  # one channel less or more where the width is odd
 
 
 class Positions(nn.Module):
@@ -62,7 +62,8 @@ class Positions(nn.Module):
         else:
             with torch.device("cpu"):  # not every device knows double precision
                 waves = sinusoids(config, width)
-            self.register_buffer("table", waves.to(torch.get_default_device()), persistent=False)
+            waves = waves.to(torch.get_default_device(), torch.get_default_dtype())
+            self.register_buffer("table", waves, persistent=False)
 
     def forward(self, positions: Ids) -> Vectors:
         return self.table[positions]
@@ -132,7 +133,8 @@ class MultiHeadAttention(nn.Module):
 
     def split(self, x: Float[Tensor, "batch length stacked"], parts: int) -> tuple[Heads, ...]:
         """Take the stacked projections apart, and each into its heads."""
-        return x.view(*x.shape[:2], parts, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        d_k = x.shape[2] // parts // self.heads
+        return x.view(*x.shape[:2], parts, self.heads, d_k).permute(2, 0, 3, 1, 4).unbind(0)
 
     def concat(self, z: Heads) -> Vectors:
         return self.output(z.transpose(1, 2).flatten(2))
@@ -169,8 +171,8 @@ class CrossAttention(MultiHeadAttention):
 
     def forward(self, x: Vectors, memory: Memory) -> Vectors:
         (q,), (k, v, mask) = self.split(self.query(x), 1), memory
-        beams = len(q) // len(k)
-        if beams == 1:
+        beams = len(q) // max(len(k), 1)
+        if len(q) == len(k):
             return self.concat(self.attend(q, k, v, mask))
         # The beams of a sentence put their queries one after another to the one copy of its keys and values.
         q = q.view(len(k), beams, *q.shape[1:]).transpose(1, 2)
@@ -261,9 +263,7 @@ class Stack(nn.Module):
 
     def positions(self, ids: Ids, layout: Layout) -> Int[Tensor, "#batch length"]:
         """0, 1, 2, ... along the row; from 0 again at each sentence of a packed row."""
-        longest = layout.longest if isinstance(layout, Packing) else ids.shape[1]
-        if longest > self.max_length:
-            raise InputError(f"{longest} tokens are more than model.positions.max_length = {self.max_length} allows.")
+        longest = longest_row(ids, layout, self.max_length)
         return layout.position[None] if isinstance(layout, Packing) else torch.arange(longest, device=ids.device)[None]
 
     def waves(self, positions: Int[Tensor, "#batch length"]) -> Waves:
@@ -292,14 +292,14 @@ class Decoder(Stack):
     def forward(
         self, ids: Ids, layout: Layout = None, memory: Sequence[Memory] = (), cache: Cache | None = None
     ) -> Vectors:
-        positions = self.positions(ids, layout) if cache is None else cache.make_room(ids.shape[1])
+        positions = self.positions(ids, layout) if cache is None else cache.make_room(ids, layout)
         mask = Mask.of(layout, layout, causal=True) if cache is None else Mask(cache.visible(positions), sighted=True)
         x, waves = self.embedding(ids, positions), self.waves(positions)
         for i, layer in enumerate(self.layers):
             kept = None if cache is None else LayerCache(cache, i, positions)
             x = layer(x, mask, waves, memory[i] if memory else None, kept)
         if cache is not None:
-            cache.advance(ids.shape[1], layout)
+            cache.advance(ids, layout)
         return self.norm(x)
 
 
@@ -326,6 +326,8 @@ class EncoderDecoder(nn.Module):
     def decode(
         self, target: Ids, encoded: Encoded, source_layout: SourceLayout = None, layout: Layout = None
     ) -> Vectors:
+        if len(target) != len(encoded):
+            raise InputError(f"{len(encoded)} rows of sources and {len(target)} of targets do not fit together.")
         memory = self.decoder.remember(encoded, Mask.of(source_layout, layout))
         return self.decoder(target, layout, memory, None)
 

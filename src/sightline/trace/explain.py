@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from sightline.errors import InputError, TraceError
 from sightline.model.transformer import Embedding, EncoderOnly, Model, MultiHeadAttention, Stack
 from sightline.trace.record import Trace, Traced
-from sightline.trace.what_if import refuse_compiled
+from sightline.trace.what_if import require_model
 
 __all__ = ["Attribution", "gradient_x_input", "logit_lens", "rollout", "value_weighted"]
 
@@ -27,7 +27,10 @@ def rollout(trace: Trace, stack: str) -> dict[str, Traced]:
 
     For an encoder: {"source": ...}. For a decoder: its own tokens ("target") and, through encoder-decoder attention and
     the encoder's own rollout, the "source". The shares of one position add up to 1."""
-    first = trace[f"{stack}.layers.0.self_attention.probabilities"].values
+    traced = trace[f"{stack}.layers.0.self_attention.probabilities"]
+    first = traced.values
+    if first.shape[-1] != first.shape[-2]:
+        raise TraceError("rollout needs a full pass; this trace is of single steps through a cache.")
     own = torch.eye(first.shape[-1], device=first.device).expand(*first.shape[:-3], -1, -1)
     side = "source" if stack == "encoder" else "target"
     shares: dict[str, Tensor] = {side: own}
@@ -48,13 +51,14 @@ def rollout(trace: Trace, stack: str) -> dict[str, Traced]:
         layer += 1
     batch = ("batch",) if first.dim() == 4 else ()
     axes = ("layer", *batch, "query", "key")
-    return {name: Traced(f"{stack}.rollout.{name}", axes, torch.stack(found), {}) for name, found in layers.items()}
+    names = {name: f"{stack}.rollout.{name}" for name in layers}
+    return {name: Traced(names[name], axes, torch.stack(found), traced.labels) for name, found in layers.items()}
 
 
 def value_weighted(trace: Trace, model: Model, path: str) -> Traced:
     """How much each key really gave (Kobayashi et al., 2020, arXiv:2004.10102): the length of probability times value
     times the head's part of W^O, by head, query and key."""
-    module = model.get_submodule(path)
+    module = dict(model.named_modules()).get(path)
     if not isinstance(module, MultiHeadAttention):
         raise TraceError(f"{path!r} is not an attention module.")
     probabilities, v = trace[f"{path}.probabilities"], trace[f"{path}.v"].values.float()
@@ -69,18 +73,19 @@ def logit_lens(trace: Trace, model: Model, stack: str) -> Traced:
     """What the model would say if it stopped early (nostalgebraist, 2020): the vector of each position after the
     embedding (0) and after each layer (1, 2, ...), put through the stack's last norm and the classifier. An encoder
     beside a decoder has no classifier of its own; its vectors are compared with the source embeddings."""
-    module = model.get_submodule(stack)
+    module = dict(model.named_modules()).get(stack)
     if not isinstance(module, Stack):
         raise TraceError(f"{stack!r} is not a stack; choose encoder or decoder.")
     outputs = [trace[f"{stack}.embedding.output"]]
     outputs += [trace[f"{stack}.layers.{i}.feed_forward_residual.output"] for i in range(len(module.layers))]
-    vectors = module.norm(torch.stack([output.values for output in outputs]))
+    # .forward goes past the hooks: what is computed here is not part of the trace.
+    vectors = module.norm.forward(torch.stack([output.values for output in outputs]))
     if isinstance(model, EncoderOnly):
-        vectors = model.head_norm(model.head_activation(model.head(vectors)))
+        vectors = model.head_norm.forward(model.head_activation(model.head.forward(vectors)))
     if stack == "encoder" and not isinstance(model, EncoderOnly):
         logits = F.linear(vectors, module.embedding.tokens.weight)
     else:
-        logits = model.classifier(vectors)
+        logits = model.classifier.forward(vectors)
     axes = ("layer", *outputs[0].axes[:-1], "vocabulary")
     return Traced(f"{stack}.logit_lens", axes, logits, outputs[0].labels)
 
@@ -100,7 +105,9 @@ def gradient_x_input(
     """Which input tokens would move the log-probability of `token` after `position`: the gradient with respect to each
     embedded token, times that token (Simonyan et al., 2013, arXiv:1312.6034). `inputs` are what the model is called
     with. Unlike attention weights it takes the whole model into account, but only for a small change of the input."""
-    refuse_compiled(model)
+    require_model(model)
+    if model.training:
+        raise TraceError("a model in training mode drops units at random; call model.eval() first.")
     thread = threading.get_ident()
     leaves: dict[str, Tensor] = {}
     handles: list[RemovableHandle] = []
@@ -118,12 +125,12 @@ def gradient_x_input(
         for path, module in model.named_modules():
             if isinstance(module, Embedding):
                 handles.append(module.register_forward_hook(leaf(path.partition(".")[0])))
-        with torch.enable_grad():
-            logits = model(*inputs)
-            if not (-logits.shape[1] <= position < logits.shape[1] and 0 <= token < logits.shape[2]):
-                raise InputError(
-                    f"there is no position {position} with a token {token} in logits of {logits.shape[1:]}."
-                )
+        with torch.inference_mode(False), torch.enable_grad():
+            logits = model(*(x.clone() if isinstance(x, Tensor) else x for x in inputs))
+            sentences, length, vocabulary = logits.shape
+            if not (0 <= sentence < sentences and -length <= position < length and 0 <= token < vocabulary):
+                place = f"sentence {sentence}, position {position}, token {token}"
+                raise InputError(f"there is no {place} in logits of shape {tuple(logits.shape)}.")
             score = logits[sentence, position].log_softmax(-1)[token]
             gradients = torch.autograd.grad(score, list(leaves.values()), allow_unused=True)
     finally:

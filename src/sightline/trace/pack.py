@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.errors import TraceError
-from sightline.trace.record import Trace, Traced
+from sightline.trace.record import Trace, Traced, labels
 
 __all__ = ["PIECE", "PackedTrace", "pack", "read", "write"]
 
@@ -51,6 +51,8 @@ def write(
     """Like `pack`, into an open binary file."""
     if dtype not in DTYPES:
         raise TraceError(f"a trace is packed as {' or '.join(DTYPES)}, not {dtype!r}.")
+    if isinstance(names, str):
+        raise TraceError(f"the tensors to pack are named in a list: [{names!r}].")
     tensors: list[dict[str, Any]] = []
     buffers: list[bytes] = []
     offset = 0
@@ -62,7 +64,10 @@ def write(
         buffers.append(data + b"\0" * (-len(data) % ALIGNMENT))
         offset += len(buffers[-1])
     manifest = {"version": 1, "tokens": trace.tokens, "about": dict(about or {}), "tensors": tensors}
-    text = json.dumps(manifest, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    try:
+        text = json.dumps(manifest, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise TraceError(f"what is said about a trace must be JSON: {error}.") from None
     text += b" " * (-(HEADER.size + len(text)) % ALIGNMENT)
     to.write(HEADER.pack(MAGIC, len(text)))
     to.write(text)
@@ -76,9 +81,9 @@ def _buffer(values: NDArray[np.float32], dtype: str) -> tuple[str, bytes]:
     return dtype, np.ascontiguousarray(values, DTYPES[dtype]).tobytes()
 
 
-def read(source: Path | str | bytes) -> "PackedTrace":
+def read(source: Path | str | bytes | bytearray) -> "PackedTrace":
     """Open a packed trace. Of a file, only the manifest is read; the tensors follow when they are asked for."""
-    if isinstance(source, bytes):
+    if isinstance(source, bytes | bytearray):
         return PackedTrace(np.frombuffer(source, np.uint8), "the trace")
     try:
         data = np.memmap(source, np.uint8, mode="r")
@@ -88,7 +93,7 @@ def read(source: Path | str | bytes) -> "PackedTrace":
 
 
 class PackedTrace:
-    """A packed trace, read lazily. It is looked into as a `Trace` is."""
+    """A packed trace, read lazily: names, tensors by name, words, and what the writer said about it."""
 
     def __init__(self, data: NDArray[np.uint8], where: str) -> None:
         head = data[: HEADER.size].tobytes()
@@ -101,11 +106,14 @@ class PackedTrace:
         try:
             self.manifest: dict[str, Any] = json.loads(data[HEADER.size : start].tobytes())
             self._tensors = {entry["name"]: entry for entry in self.manifest["tensors"]}
-            self.tokens: dict[str, list[str]] = self.manifest["tokens"]
-            self.about: dict[str, Any] = self.manifest["about"]
-            whole = all(_fits(entry, len(data) - start) for entry in self._tensors.values())
-        except (ValueError, KeyError, TypeError):
-            raise TraceError(f"{where}: the trace's manifest is damaged.") from None
+            self.tokens: dict[str, list[str]] = dict(self.manifest["tokens"])
+            self.about: dict[str, Any] = dict(self.manifest["about"])
+            sound = self.manifest["version"] == 1 and all(_is_sound(entry) for entry in self._tensors.values())
+            whole = all(entry["offset"] + entry["bytes"] <= len(data) - start for entry in self._tensors.values())
+        except (ValueError, KeyError, TypeError, RecursionError):
+            sound = whole = False
+        if not sound:
+            raise TraceError(f"{where}: the trace's manifest is damaged.")
         if not whole:
             raise TraceError(f"{where}: the trace is cut short.")
         self._data = data[start:]
@@ -120,7 +128,8 @@ class PackedTrace:
         entry = self._entry(name)
         data = self._data[entry["offset"] : entry["offset"] + entry["bytes"]].tobytes()
         values = np.frombuffer(data, DTYPES[entry["dtype"]]).astype(np.float32).reshape(entry["shape"])
-        return Traced(name, tuple(entry["axes"]), torch.from_numpy(values), {})
+        axes = tuple(entry["axes"])
+        return Traced(name, axes, torch.from_numpy(values), labels(name, axes, values.shape, self.tokens))
 
     def pieces(self, name: str) -> int:
         """In how many pieces this tensor travels."""
@@ -141,6 +150,9 @@ class PackedTrace:
         return entry
 
 
-def _fits(entry: Mapping[str, Any], room: int) -> bool:
-    size = math.prod(entry["shape"]) * DTYPES[entry["dtype"]].itemsize
-    return size == entry["bytes"] and 0 <= entry["offset"] <= room - size
+def _is_sound(entry: Mapping[str, Any]) -> bool:
+    """Whether the manifest's words about a tensor agree with each other."""
+    shape, axes, offset = entry["shape"], entry["axes"], entry["offset"]
+    numbers = all(type(number) is int and number >= 0 for number in (*shape, offset))
+    words = len(axes) == len(shape) and all(isinstance(axis, str) for axis in axes)
+    return numbers and words and bool(math.prod(shape) * DTYPES[entry["dtype"]].itemsize == entry["bytes"])

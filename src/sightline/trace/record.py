@@ -1,13 +1,15 @@
 """Looking into a model while it runs: `with tracing(model) as trace: model(...)`.
 
 Hooks on the modules keep what went in and what came out. The steps inside attention are computed again from the q, k, v
-and mask that entered it, and every step is checked against what the model really put out. The model runs exactly the
-code it always runs, so its output is bit for bit the same.
+and mask that entered it, and are never shown without being compared with what the model really put out. The model runs
+exactly the code it always runs, so its output is bit for bit the same.
 """
 
 import copy
+import inspect
+import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,6 +27,7 @@ from sightline.model.transformer import (
     Attend,
     CrossAttention,
     Embedding,
+    Encoder,
     FeedForward,
     MultiHeadAttention,
     Residual,
@@ -33,9 +36,9 @@ from sightline.model.transformer import (
     rotate,
 )
 from sightline.trace.steps import AttentionEdit, AttentionSteps, spell_out
-from sightline.trace.what_if import WhatIf, active_what_if, refuse_compiled
+from sightline.trace.what_if import active_what_if, require_model
 
-__all__ = ["Trace", "Traced", "tracing"]
+__all__ = ["Trace", "Traced", "labels", "tracing"]
 
 VECTORS = ("batch", "position", "d_model")
 MATRIX = ("batch", "head", "query", "key")
@@ -54,12 +57,12 @@ class Traced(NamedTuple):
         return self.values.float().cpu().numpy()
 
 
-@dataclass
-class _Entry:
+class _Entry(NamedTuple):
     """Something that can be looked at: recorded already, or computed when it is asked for."""
 
     axes: tuple[str, ...]
     compute: Callable[[], Tensor]
+    layouts: Mapping[str, Layout]
 
 
 @dataclass(repr=False)
@@ -69,9 +72,11 @@ class Trace:
 
     tokens: dict[str, list[str]] = field(default_factory=dict)
     """The words of one sentence, where the caller gives them: "source" and "target"."""
-    layouts: dict[str, Layout] = field(default_factory=dict)
+    _model: nn.Module | None = None
     _entries: dict[str, list[_Entry]] = field(default_factory=dict)
     _checks: list[tuple[str, Callable[[], tuple[Tensor, Tensor]]]] = field(default_factory=list)
+    _layouts: dict[str, Layout] = field(default_factory=dict)  # of the pass that runs now
+    _rows: int = 0  # of the decoder pass that runs now
     _sentence: int | None = None
 
     def __repr__(self) -> str:
@@ -99,37 +104,32 @@ class Trace:
         return one
 
     def check(self) -> dict[str, float]:
-        """For every step: the largest difference between what ran and the same step computed again from its inputs."""
+        """For every step: the largest difference between what ran and the same step computed again from its inputs, by
+        the weights as they are now. A number that is not finite on one side only counts as infinitely far."""
         differences: dict[str, float] = {}
         for name, both in self._checks:
-            ran, again = both()
-            difference = (ran.float() - again.float()).abs().max().item() if ran.numel() else 0.0
-            differences[name] = max(difference, differences.get(name, 0.0))
+            differences[name] = max(_difference(*both()), differences.get(name, 0.0))
         return differences
 
     def _select(self, name: str, entry: _Entry) -> Traced:
-        values, axes = entry.compute(), entry.axes
-        if self._sentence is None:
+        values, axes, index = entry.compute(), entry.axes, self._sentence
+        if index is None:
             return Traced(name, axes, values, {})
         sides = _sides(name)
-        one_row = len(values) == 1 or any(isinstance(layout, Packing) for layout in self.layouts.values())
-        values = values[0 if one_row else self._sentence]
-        axes = axes[1:]
-        labels = {}
+        layouts = {axis: entry.layouts.get(sides[axis]) for axis in axes if axis in sides}
+        packing = next((layout for layout in layouts.values() if isinstance(layout, Packing)), None)
+        sentences = len(values) if packing is None else len(packing.starts) - 1
+        if not 0 <= index < sentences:
+            raise TraceError(f"{name} has sentences 0 to {sentences - 1}, and no sentence {index}.")
+        values, axes = values[index if packing is None else 0], axes[1:]
         for i, axis in enumerate(axes):
-            if axis in sides:
-                cells = _cells(self.layouts.get(sides[axis]), self._sentence)
-                values = values if cells is None else values.index_select(i, cells)
-                words = self.tokens.get(sides[axis], [])
-                labels[axis] = words if len(words) == values.shape[i] else []
-        return Traced(name, axes, values, labels)
+            cells = _cells(layouts.get(axis), index)
+            values = values if cells is None else values.index_select(i, cells)
+        return Traced(name, axes, values, labels(name, axes, values.shape, self.tokens))
 
     def _record(self, name: str, axes: tuple[str, ...], value: Tensor | Callable[[], Tensor]) -> None:
-        if isinstance(value, Tensor):
-            kept = value.detach()
-            self._entries.setdefault(name, []).append(_Entry(axes, lambda: kept))
-        else:
-            self._entries.setdefault(name, []).append(_Entry(axes, value))
+        compute = value if not isinstance(value, Tensor) else _keep(value)
+        self._entries.setdefault(name, []).append(_Entry(axes, compute, dict(self._layouts)))
 
     def _check(self, name: str, ran: Tensor, again: Callable[[], Tensor]) -> None:
         ran = ran.detach()
@@ -138,50 +138,77 @@ class Trace:
     def _last(self, name: str) -> Tensor:
         return self._entries[name][-1].compute()
 
+    def _edit(self, path: str) -> tuple[AttentionEdit | None, Callable[[Tensor], Tensor | None]]:
+        """What is different in an attention module just now, and where its queries stand."""
+        now = active_what_if(self._model) if self._model is not None else None
+        return (None, lambda _: None) if now is None else (now.edit(path), lambda q: now.query_positions(path, q))
+
+    def _is_off(self, part: str, path: str) -> bool:
+        now = active_what_if(self._model) if self._model is not None else None
+        return now is not None and now.is_off(part, path)
+
 
 @contextmanager
 def tracing(model: nn.Module) -> Iterator[Trace]:
     """Record what this thread runs through the model inside the block."""
-    refuse_compiled(model)
-    if any(isinstance(m, nn.Dropout) and m.training and m.p for m in model.modules()) or any(
-        isinstance(m, Attend) and m.training and m.dropout for m in model.modules()
-    ):
+    require_model(model)
+    under_dropout = (m.training and (m.p if isinstance(m, nn.Dropout) else m.dropout) for m in _dropping(model))
+    if any(under_dropout):
         raise TraceError(
             "a model in training mode drops units at random and cannot be checked; call model.eval() first."
         )
-    trace, thread = Trace(), threading.get_ident()
+    trace, thread = Trace(_model=model), threading.get_ident()
     handles: list[RemovableHandle] = []
     try:
         for path, module in model.named_modules():
+            if isinstance(module, Stack):
+                before = _only_on(thread, _stack_begins(trace, module))
+                handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             for target, watch in _watchers(trace, path, module):
-                handles.append(target.register_forward_hook(_only_on(thread, watch)))
+                handles.append(target.register_forward_hook(_only_on(thread, watch), with_kwargs=True))
         yield trace
+        if not trace.names():
+            raise TraceError("nothing ran in the trace: a model on another thread, or compiled, is not seen.")
     finally:
         for handle in handles:
             handle.remove()
 
 
-Watch = Callable[[Sequence[Any], Tensor], None]
+Watch = Callable[..., None]
+"""Takes the arguments of a module's pass, all of them, in order; and its output, once there is one."""
 
 
 def _only_on(thread: int, watch: Watch) -> Callable[..., None]:
-    def hook(_: nn.Module, args: Sequence[Any], output: Tensor) -> None:
+    def hook(module: nn.Module, args: Sequence[Any], *rest: Any) -> None:
+        # First of all whose pass it is: on other threads torch may call a hook that is just being added or removed
+        # without its keyword arguments.
         if threading.get_ident() == thread:
+            kwargs, *output = rest
+            bound = inspect.signature(module.forward).bind(*args, **kwargs)
+            bound.apply_defaults()
             with torch.no_grad():
-                watch(args, output)
+                watch(list(bound.arguments.values()), *output)
 
     return hook
+
+
+def _dropping(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if isinstance(module, nn.Dropout | Attend)]
 
 
 def _watchers(trace: Trace, path: str, module: nn.Module) -> Iterator[tuple[nn.Module, Watch]]:
     """What to listen to in a module, and what to do then. Children speak before their parents."""
     if isinstance(module, Stack):
-        yield module, lambda args, x: _stack(trace, path, args, x)
+        if module.rotary is not None:
+            yield module.rotary, _recorder(trace, f"{path}.rotary", ("batch", "position", "d_k"))
+        yield module, _recorder(trace, f"{path}.output", VECTORS)
     elif isinstance(module, Embedding):
-        for name, part in {"tokens": module.tokens, "positions": module.positions, "segments": module.segments}.items():
+        parts = {"tokens": module.tokens, "positions": module.positions, "segments": module.segments}
+        heard: dict[str, Tensor] = {}
+        for name, part in parts.items():
             if part is not None:
-                yield part, _recorder(trace, f"{path}.{name}", VECTORS)
-        yield module, lambda _, x: _embedding(trace, path, module, x)
+                yield part, lambda _, rows, name=name: heard.update({name: rows.detach()})
+        yield module, lambda _, x: _embedding(trace, path, module, heard, x)
     elif isinstance(module, MultiHeadAttention):
         yield module.attend, lambda args, z: _attend(trace, path, args, z)
         yield module, lambda args, x: _attention(trace, path, module, args, x)
@@ -194,8 +221,8 @@ def _watchers(trace: Trace, path: str, module: nn.Module) -> Iterator[tuple[nn.M
         yield module, lambda args, x: _residual(trace, path, module, args[0], x)
     elif isinstance(module, nn.LayerNorm):
         yield module, lambda args, x: _norm(trace, path, module, args[0], x)
-    elif path == "head":
-        yield module, _recorder(trace, "head.output", VECTORS)
+    elif isinstance(module, nn.Linear) and path == "head":
+        yield module, lambda args, x: _head(trace, module, args[0], x)
     elif isinstance(module, nn.Linear) and path == "classifier":
         yield module, lambda args, x: _logits(trace, module, args[0], x)
 
@@ -204,96 +231,111 @@ def _recorder(trace: Trace, name: str, axes: tuple[str, ...]) -> Watch:
     return lambda _, output: trace._record(name, axes, output)
 
 
-def _stack(trace: Trace, path: str, args: Sequence[Any], x: Tensor) -> None:
-    if path == "encoder":
-        trace.layouts["source"] = args[1]
-    elif args[3] is None:  # with a cache, the rows are not the sentence
-        trace.layouts["target"] = args[1]
-    trace._record(f"{path}.output", VECTORS, x)
+def _stack_begins(trace: Trace, module: Stack) -> Watch:
+    """Note the layout before anything below is recorded. With a cache, the rows are not whole sentences."""
+
+    def note(args: Sequence[Any]) -> None:
+        layout = args[1].clone() if isinstance(args[1], Tensor) else args[1]
+        if isinstance(module, Encoder):
+            trace._layouts["source"] = layout
+        else:
+            trace._layouts["target"] = layout if args[3] is None else None
+            trace._rows = len(args[0])
+
+    return note
 
 
-def _embedding(trace: Trace, path: str, module: Embedding, x: Tensor) -> None:
-    tokens = trace._last(f"{path}.tokens")
-    parts = [trace._last(f"{path}.{name}") for name in ("positions", "segments") if f"{path}.{name}" in trace]
+def _embedding(trace: Trace, path: str, module: Embedding, heard: dict[str, Tensor], x: Tensor) -> None:
+    tokens, shape = heard["tokens"], heard["tokens"].shape
+    added = {name: rows.expand(shape) for name, rows in heard.items() if name != "tokens"}
 
     def total() -> Tensor:
-        return sum(parts, start=tokens * module.scale)
+        return sum(added.values(), start=tokens * module.scale)
 
+    trace._record(f"{path}.tokens", VECTORS, tokens)
     trace._record(f"{path}.scaled", VECTORS, lambda: tokens * module.scale)
+    for name, rows in added.items():
+        trace._record(f"{path}.{name}", VECTORS, rows)
     trace._record(f"{path}.sum", VECTORS, total)
     trace._record(f"{path}.output", VECTORS, x)
-    if f"{path}.norm.input" in trace:
-        trace._check(f"{path}.sum", trace._last(f"{path}.norm.input"), total)
-    else:
-        trace._check(f"{path}.sum", x, total)
+    trace._check(f"{path}.sum", trace._last(f"{path}.norm.input") if f"{path}.norm.input" in trace else x, total)
 
 
 def _attend(trace: Trace, path: str, args: Sequence[Any], z: Tensor) -> None:
-    # A cache goes on writing into its keys and values, so they are copied.
+    # A cache goes on writing into its keys and values, and the caller's layout is the caller's: both are copied.
     q, k, v = args[0].detach(), args[1].detach().clone(), args[2].detach().clone()
     mask: Mask = args[3]
-    now = active_what_if()
-    edit: AttentionEdit | None = now.edit(path) if now else None
-    positions = now.query_positions(path, q) if now else None
-
-    z = z.detach()
+    mask = mask._replace(allowed=None if mask.allowed is None else mask.allowed.clone())
+    edit, positions_of = trace._edit(path)
+    z, positions = z.detach(), positions_of(q)
+    beams = max(trace._rows // max(len(q), 1), 1) if ".cross_attention" in path else 1
 
     def steps() -> AttentionSteps:
         spelled = spell_out(q, k, v, mask, edit, positions)
         _agree(f"{path}.z", z, spelled.z)
         return spelled
 
-    trace._record(f"{path}.q", ("batch", "head", "query", "d_k"), q)
-    trace._record(f"{path}.k", ("batch", "head", "key", "d_k"), k)
-    trace._record(f"{path}.v", ("batch", "head", "key", "d_k"), v)
-    trace._record(f"{path}.scores", MATRIX, lambda: steps().scores)
-    trace._record(f"{path}.scaled", MATRIX, lambda: steps().scaled)
-    trace._record(f"{path}.masked", MATRIX, lambda: steps().masked)
-    trace._record(f"{path}.probabilities", MATRIX, lambda: steps().probabilities)
-    trace._record(f"{path}.z", ("batch", "head", "query", "d_k"), z)
-    trace._check(f"{path}.z", z, lambda: steps().z)
+    def rows(x: Tensor) -> Tensor:
+        """Beams asked their sentence's keys one after another: a row for each again."""
+        return x.view(len(x), x.shape[1], beams, -1, x.shape[3]).transpose(1, 2).flatten(0, 1)
+
+    trace._record(f"{path}.q", ("batch", "head", "query", "d_k"), rows(q))
+    trace._record(f"{path}.k", ("batch", "head", "key", "d_k"), k.repeat_interleave(beams, 0))
+    trace._record(f"{path}.v", ("batch", "head", "key", "d_k"), v.repeat_interleave(beams, 0))
+    trace._record(f"{path}.scores", MATRIX, lambda: rows(steps().scores))
+    trace._record(f"{path}.scaled", MATRIX, lambda: rows(steps().scaled))
+    trace._record(f"{path}.masked", MATRIX, lambda: rows(steps().masked))
+    trace._record(f"{path}.probabilities", MATRIX, lambda: rows(steps().probabilities))
+    trace._record(f"{path}.z", ("batch", "head", "query", "d_k"), rows(z))
+    trace._check(f"{path}.z", z, lambda: spell_out(q, k, v, mask, edit, positions).z)
 
 
 def _attention(trace: Trace, path: str, module: MultiHeadAttention, args: Sequence[Any], output: Tensor) -> None:
-    x, z = args[0].detach(), trace._last(f"{path}.z")
-    beams = x.shape[0] // z.shape[0]  # several that looked at one memory: back to a row for each
-    concat = z.view(z.shape[0], module.heads, beams, *x.shape[1:2], -1).permute(0, 2, 3, 1, 4).reshape(x.shape)
+    x = args[0].detach()
+    q, k, v, z = (trace._last(f"{path}.{name}") for name in ("q", "k", "v", "z"))
+    concat = z.transpose(1, 2).flatten(2)
     trace._record(f"{path}.input", VECTORS, x)
     trace._record(f"{path}.concat", VECTORS, concat)
     trace._record(f"{path}.output", VECTORS, output)
     trace._check(f"{path}.output", output, lambda: _linear(module.output, concat))
-    q, k, v = (trace._last(f"{path}.{name}") for name in "qkv")
     if isinstance(module, SelfAttention):
-        _, _, waves, cache = args
-
-        def projected(which: int) -> Tensor:
-            heads = module.split(_linear(module.query_key_value, x), 3)[which]
-            return heads if which == 2 else rotate(heads, waves)
-
-        if cache is None:  # else keys and values are also those of earlier steps
-            trace._check(f"{path}.k", k, lambda: projected(1))
-            trace._check(f"{path}.v", v, lambda: projected(2))
-        trace._check(f"{path}.q", q, lambda: projected(0))
+        _self_attention(trace, path, module, args, {"q": q, "k": k, "v": v})
     elif isinstance(module, CrossAttention):
-        trace._check(f"{path}.q", q, lambda: _beams_in_line(module.split(_linear(module.query, x), 1)[0], q))
-        if "encoder.output" in trace and trace._last("encoder.output").shape[:2] == (k.shape[0], k.shape[2]):
+        trace._check(f"{path}.q", q, lambda: module.split(_linear(module.query, x), 1)[0])
+        if "encoder.output" in trace:
             encoded = trace._last("encoder.output")
-            trace._check(f"{path}.k", k, lambda: module.split(_linear(module.key_value, encoded), 2)[0])
-            trace._check(f"{path}.v", v, lambda: module.split(_linear(module.key_value, encoded), 2)[1])
+            beams = len(k) // max(len(encoded), 1)
+            if (beams * len(encoded), encoded.shape[1]) == (len(k), k.shape[2]):
+                trace._check(f"{path}.k", k[:: beams or 1], lambda: _projection(module, encoded, 0))
+                trace._check(f"{path}.v", v[:: beams or 1], lambda: _projection(module, encoded, 1))
 
 
-def _beams_in_line(heads: Tensor, like: Tensor) -> Tensor:
-    return heads.view(like.shape[0], -1, *heads.shape[1:]).transpose(1, 2).reshape(like.shape)
+def _self_attention(
+    trace: Trace, path: str, module: SelfAttention, args: Sequence[Any], ran: Mapping[str, Tensor]
+) -> None:
+    x, _, waves, cache = args
+    x = x.detach()
+
+    def projected(which: str) -> Tensor:
+        return module.split(_linear(module.query_key_value, x), 3)["qkv".index(which)]
+
+    trace._check(f"{path}.q", ran["q"], lambda: rotate(projected("q"), waves))
+    if cache is None:  # else keys and values are also those of earlier steps
+        trace._check(f"{path}.k", ran["k"], lambda: rotate(projected("k"), waves))
+        trace._check(f"{path}.v", ran["v"], lambda: projected("v"))
+    if waves is not None:
+        axis = ("batch", "head", "query", "d_k"), ("batch", "head", "key", "d_k")
+        trace._record(f"{path}.q_unrotated", axis[0], lambda: projected("q"))
+        trace._record(f"{path}.k_unrotated", axis[1], lambda: projected("k"))
 
 
-def _linear(module: nn.Linear, x: Tensor) -> Tensor:
-    """A linear layer past its hooks, in the precision of its weights (autocast may have run it in less)."""
-    return F.linear(x.to(module.weight.dtype), module.weight, module.bias).detach()
+def _projection(module: CrossAttention, encoded: Tensor, which: int) -> Tensor:
+    return module.split(_linear(module.key_value, encoded), 2)[which]
 
 
 def _feed_forward(trace: Trace, path: str, module: FeedForward, x: Tensor, output: Tensor) -> None:
     inner, units = trace._last(f"{path}.inner"), trace._last(f"{path}.units")
-    x, off = x.detach(), _is_off("feed-forward", path)
+    x, off = x.detach(), trace._is_off("feed-forward", path)
     trace._record(f"{path}.input", VECTORS, x)
     trace._record(f"{path}.output", VECTORS, output)
     trace._check(f"{path}.inner", inner, lambda: _linear(module.inner, x))
@@ -304,7 +346,7 @@ def _feed_forward(trace: Trace, path: str, module: FeedForward, x: Tensor, outpu
 def _residual(trace: Trace, path: str, module: Residual, x: Tensor, output: Tensor) -> None:
     x, sublayer = x.detach(), trace._last(f"{path}.sublayer")
     total = output if module.pre else trace._last(f"{path}.norm.input")
-    off = _is_off("residuals", path)
+    off = trace._is_off("residuals", path)
     trace._record(f"{path}.input", VECTORS, x)
     trace._record(f"{path}.sum", VECTORS, total)
     trace._record(f"{path}.output", VECTORS, output)
@@ -313,7 +355,7 @@ def _residual(trace: Trace, path: str, module: Residual, x: Tensor, output: Tens
 
 def _norm(trace: Trace, path: str, module: nn.LayerNorm, x: Tensor, output: Tensor) -> None:
     x = x.detach()
-    off = _is_off("norms", path)
+    off = trace._is_off("norms", path)
 
     def mean() -> Tensor:
         return x.float().mean(-1)
@@ -334,32 +376,61 @@ def _norm(trace: Trace, path: str, module: nn.LayerNorm, x: Tensor, output: Tens
     trace._check(f"{path}.output", output, again)
 
 
+def _head(trace: Trace, module: nn.Linear, x: Tensor, output: Tensor) -> None:
+    x = x.detach()
+    trace._record("head.output", VECTORS, output)
+    trace._check("head.output", output, lambda: _linear(module, x))
+
+
 def _logits(trace: Trace, module: nn.Linear, x: Tensor, logits: Tensor) -> None:
-    x, logits = x.detach(), logits.detach()
+    x, logits = x.detach(), logits.detach().clone()  # who samples may change them in place
     axes = ("batch", "position", "vocabulary")
     trace._record("logits", axes, logits)
     trace._record("probabilities", axes, lambda: logits.float().softmax(-1))
     trace._check("logits", logits, lambda: _linear(module, x))
 
 
+def _linear(module: nn.Linear, x: Tensor) -> Tensor:
+    """A linear layer past its hooks, in the precision of its weights (autocast may have run it in less)."""
+    return F.linear(x.to(module.weight.dtype), module.weight, module.bias).detach()
+
+
+def _keep(value: Tensor) -> Callable[[], Tensor]:
+    kept = value.detach()
+    return lambda: kept
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    one, other = one.float(), other.float()
+    if not one.numel():
+        return 0.0
+    worst = torch.where(one == other, 0.0, (one - other).abs()).max().item()
+    return math.inf if math.isnan(worst) else worst
+
+
 def _agree(name: str, ran: Tensor, again: Tensor) -> None:
     """What is shown must be what ran, to the precision of the numbers."""
-    allowed = {torch.float32: 1e-5}.get(ran.dtype, 2e-2) * max(1.0, ran.abs().max().item() if ran.numel() else 0.0)
-    difference = (ran.float() - again).abs().max().item() if ran.numel() else 0.0
-    if not difference <= allowed:
+    half = ran.dtype in (torch.bfloat16, torch.float16)
+    allowed = (2e-2 if half else 1e-5) * max(1.0, ran.abs().max().item() if ran.numel() else 0.0)
+    difference = _difference(ran, again)
+    if difference > allowed and ran.isfinite().all():
         raise TraceError(
             f"{name}: computed step by step it differs by {difference:.1e} from what ran; please report it."
         )
 
 
-def _is_off(part: str, path: str) -> bool:
-    now: WhatIf | None = active_what_if()
-    return now is not None and now.is_off(part, path)
+def labels(
+    name: str, axes: Sequence[str], shape: Sequence[int], tokens: Mapping[str, list[str]]
+) -> dict[str, list[str]]:
+    """The words along the axes of a tensor, where they are known and as many as the axis is long."""
+    sides = _sides(name)
+    found = {axis: (tokens.get(sides[axis], []), size) for axis, size in zip(axes, shape, strict=True) if axis in sides}
+    return {axis: words for axis, (words, size) in found.items() if words and len(words) == size}
 
 
 def _sides(name: str) -> dict[str, str]:
     """For each axis that runs over tokens: the source's or the target's."""
-    own = "source" if name.startswith("encoder.") else "target"
+    own = "source" if name.startswith(("encoder.", "head")) else "target"
     return {"position": own, "query": own, "key": "source" if ".cross_attention." in name else own}
 
 

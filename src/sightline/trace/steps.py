@@ -66,9 +66,15 @@ def spell_out(
 ) -> AttentionSteps:
     """Every step, in float32. `positions` says where in their sentences the queries stand, for the cells of an edit."""
     edit = edit or AttentionEdit()
+    with torch.autocast(q.device.type, enabled=False):
+        return _spell_out(q.float(), k.float(), v.float(), mask, edit, positions)
+
+
+def _spell_out(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, edit: AttentionEdit, positions: Tensor | None
+) -> AttentionSteps:
     if edit.look_ahead:
         mask = mask._replace(causal=False)
-    q, k, v = q.float(), k.float(), v.float()
     seen = mask.dense(q.shape[2], k.shape[2], q.device)
     scores = q @ k.mT
     scaled = scores if edit.unscaled else scores / math.sqrt(q.shape[3])
@@ -78,24 +84,44 @@ def spell_out(
     for head in edit.average:
         even = (seen / seen.sum(-1, keepdim=True).clamp(min=1)).expand_as(probabilities)
         probabilities = probabilities.index_copy(1, torch.tensor([head], device=q.device), even[:, head : head + 1])
-    for (head, query, key), value in edit.cells.items():
-        cell = _cell(query, key, seen, mask, positions)
-        row = probabilities[:, head]
-        left = row.masked_fill(cell, 0).sum(-1, keepdim=True)
-        shared = row * (1 - value) / left.clamp(min=torch.finfo(row.dtype).tiny)
-        row = torch.where(cell, value, torch.where(cell.any(-1, keepdim=True), shared, row))
+    for (head, query), cells in _rows(edit.cells).items():
+        row = _set_cells(probabilities[:, head], seen[:, 0], query, cells, mask, positions)
         probabilities = probabilities.index_copy(1, torch.tensor([head], device=q.device), row[:, None])
     return AttentionSteps(scores, scaled, masked, probabilities, edit.apply_factors(probabilities @ v))
 
 
-def _cell(
-    query: int, key: int, seen: Tensor, mask: Mask, positions: Int[Tensor, "batch query"] | None
-) -> Bool[Tensor, "#batch query key"]:
-    """Where the matrix has this query and key, in each sentence."""
-    rows = torch.arange(seen.shape[2], device=seen.device)[None] if positions is None else positions
-    columns = mask.packed[1].position if mask.packed is not None else torch.arange(seen.shape[3], device=seen.device)
-    cell = (rows == query)[:, :, None] & (columns == key)
-    cell = cell & seen[:, 0]
-    if (rows == query).any() and not cell.any():
-        raise InputError(f"position {query} does not see a position {key}, so its attention there cannot be set.")
-    return cell
+def _rows(cells: dict[tuple[int, int, int], float]) -> dict[tuple[int, int], dict[int, float]]:
+    """Cells by head and query."""
+    rows: dict[tuple[int, int], dict[int, float]] = {}
+    for (head, query, key), value in cells.items():
+        rows.setdefault((head, query), {})[key] = value
+    return rows
+
+
+def _set_cells(
+    matrix: Float[Tensor, "batch query key"],
+    seen: Bool[Tensor, "#batch query key"],
+    query: int,
+    cells: dict[int, float],
+    mask: Mask,
+    positions: Int[Tensor, "batch query"] | None,
+) -> Float[Tensor, "batch query key"]:
+    """One head's matrix with some cells of a row set; the other cells of the row share what is left, as they did."""
+    rows = torch.arange(matrix.shape[1], device=matrix.device)[None] if positions is None else positions
+    columns = (
+        mask.packed[1].position if mask.packed is not None else torch.arange(matrix.shape[2], device=matrix.device)
+    )
+    here = (rows == query)[:, :, None]
+    values, fixed = torch.zeros_like(matrix), torch.zeros_like(matrix, dtype=torch.bool)
+    for key, value in cells.items():
+        cell = here & (columns == key) & seen
+        if here.any() and not cell.any():
+            raise InputError(f"position {query} does not see a position {key}, so its attention there cannot be set.")
+        values, fixed = torch.where(cell, value, values), fixed | cell
+    wanted = 1 - values.sum(-1, keepdim=True)  # what is left to share,
+    shared = matrix.masked_fill(fixed, 0).sum(-1, keepdim=True)  # and what those that share it had
+    changed = fixed.any(-1, keepdim=True)
+    if (changed & (shared == 0) & (wanted > 1e-6)).any():
+        raise InputError(f"position {query} sees nothing else, so there is no one to share the rest of its attention.")
+    rest = matrix * (wanted / shared.clamp(min=torch.finfo(matrix.dtype).tiny))
+    return torch.where(fixed, values, torch.where(changed, rest, matrix))

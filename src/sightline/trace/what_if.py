@@ -8,6 +8,7 @@ import difflib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,10 +17,18 @@ from torch.utils.hooks import RemovableHandle
 
 from sightline.errors import TraceError
 from sightline.model.mask import Mask
-from sightline.model.transformer import Embedding, FeedForward, MultiHeadAttention, Positions, Residual
+from sightline.model.transformer import (
+    Embedding,
+    FeedForward,
+    Model,
+    MultiHeadAttention,
+    Positions,
+    Residual,
+    SelfAttention,
+)
 from sightline.trace.steps import AttentionEdit, spell_out
 
-__all__ = ["PARTS", "WhatIf", "active_what_if", "refuse_compiled", "what_if"]
+__all__ = ["PARTS", "WhatIf", "active_what_if", "require_model", "what_if"]
 
 PARTS = {
     "positions": "tokens no longer say where they stand",
@@ -31,12 +40,12 @@ PARTS = {
 }
 """What can be switched off."""
 
-_active: dict[int, "WhatIf"] = {}  # by thread
+_active: dict[tuple[int, int], "WhatIf"] = {}  # by thread and model
 
 
-def active_what_if() -> "WhatIf | None":
-    """The edits in force on this thread."""
-    return _active.get(threading.get_ident())
+def active_what_if(model: nn.Module) -> "WhatIf | None":
+    """The edits of a model that are in force on this thread."""
+    return _active.get((threading.get_ident(), id(model)))
 
 
 class WhatIf:
@@ -46,6 +55,11 @@ class WhatIf:
         self._off = off
         self._attention = attention
         self.positions: dict[str, Tensor] = {}  # by stack: where the tokens of the pass that runs now stand
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is different at all."""
+        return not self._off and all(edit == AttentionEdit() for edit in self._attention.values())
 
     def is_off(self, part: str, path: str) -> bool:
         return any(f"{path}.".startswith(prefix) for prefix in self._off.get(part, ()))
@@ -77,35 +91,45 @@ def what_if(
     W^O. `set_attention` sets probabilities by (head, query position, key position); the other cells of the row share
     what is left. `without` switches parts off, everywhere ("norms") or below a path ("norms@encoder.layers.0").
     """
-    refuse_compiled(model)
-    edits = _attention_edits(model, remove_heads or {}, average_heads or {}, scale_heads or {}, set_attention or {})
+    require_model(model)
     off = _parts_off(model, without)
-    whole = WhatIf(off, {path: _switch(edit, path, off) for path, edit in edits.items()})
-    thread = threading.get_ident()
-    if thread in _active:
-        raise TraceError("a what-if is in force on this thread already; name all its edits in one what_if(...).")
+    edits = _attention_edits(
+        model, off, remove_heads or {}, average_heads or {}, scale_heads or {}, set_attention or {}
+    )
+    whole, key = WhatIf(off, edits), (threading.get_ident(), id(model))
+    if key in _active:
+        raise TraceError("a what-if is in force for this model already; name all its edits in one what_if(...).")
     handles: list[RemovableHandle] = []
-    _active[thread] = whole
+    _active[key] = whole
     try:
         for path, module in model.named_modules():
-            handles += _install(whole, path, module, thread)
+            handles += _install(whole, path, module, key[0])
         yield whole
+        if not whole.positions and not whole.empty:
+            raise TraceError(
+                "the model did not run inside the what-if: on another thread, or compiled, it is not seen."
+            )
     finally:
-        del _active[thread]
+        del _active[key]
         for handle in handles:
             handle.remove()
 
 
-def refuse_compiled(model: nn.Module) -> None:
-    """Hooks do not fire inside a compiled module, so nothing could be seen or changed in it."""
+def require_model(model: nn.Module) -> None:
+    """Only a whole model can be looked into, and only an eager one: hooks do not fire inside what is compiled."""
     for path, module in model.named_modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             name = f"its part {path!r}" if path else "it"
             raise TraceError(f"this model cannot be looked into because {name} is compiled; use the eager model.")
+    if not isinstance(model, Model):
+        raise TraceError(
+            f"a {type(model).__name__} cannot be looked into; give the whole model, as build(...) makes it."
+        )
 
 
 def _attention_edits(
     model: nn.Module,
+    off: Mapping[str, tuple[str, ...]],
     remove: Mapping[str, Iterable[int]],
     average: Mapping[str, Iterable[int]],
     scale: Mapping[str, Mapping[int, float]],
@@ -116,59 +140,96 @@ def _attention_edits(
         if path not in modules:
             close = difflib.get_close_matches(path, modules, n=1)
             raise TraceError(f"there is no attention module {path!r}; did you mean {(close or list(modules))[0]!r}?")
-    edits = {}
+    switches, edits = WhatIf(off, {}), {}
     for path, module in modules.items():
-        factors = {**dict.fromkeys(remove.get(path, ()), 0.0), **scale.get(path, {})}
-        averaged, cell = frozenset(average.get(path, ())), dict(cells.get(path, {}))
-        for head in (*factors, *averaged, *(head for head, _, _ in cell)):
-            if not 0 <= head < module.heads:
-                raise TraceError(f"{path} has heads 0 to {module.heads - 1}, and no head {head}.")
-        for place, probability in cell.items():
-            if not 0 <= probability <= 1:
-                raise TraceError(f"{path}: attention at {place} must be between 0 and 1, and {probability} is not.")
-        edits[path] = AttentionEdit(average=averaged, cells=cell, factors=factors)
+        edit = AttentionEdit(
+            unscaled=switches.is_off("scale", path),
+            look_ahead=switches.is_off("look-ahead-mask", path) and _has("look-ahead-mask", path, module),
+            average=frozenset(_heads(path, module, average.get(path, ()))),
+            cells=_cells(path, module, cells.get(path, {})),
+            factors=dict.fromkeys(_heads(path, module, remove.get(path, ())), 0.0),
+        )
+        scaled = scale.get(path, {})
+        for head in _heads(path, module, scaled):
+            if head in edit.factors:
+                raise TraceError(f"{path}: head {head} is to be removed and to be scaled; choose one.")
+        edits[path] = replace(edit, factors={**edit.factors, **scaled})
+        if module.attend.training and module.attend.dropout and edits[path].changes_probabilities:
+            raise TraceError("attention cannot be edited while it is under dropout; call model.eval() first.")
     return edits
 
 
+def _heads(path: str, module: MultiHeadAttention, heads: Iterable[int]) -> list[int]:
+    if not isinstance(heads, Iterable) or isinstance(heads, str):
+        raise TraceError(f"{path}: heads are named in a list, for example [0, 3], and {heads!r} is none.")
+    for head in (found := list(heads)):
+        if head not in range(module.heads):
+            raise TraceError(f"{path} has heads 0 to {module.heads - 1}, and no head {head!r}.")
+    return found
+
+
+def _cells(
+    path: str, module: MultiHeadAttention, cells: Mapping[tuple[int, int, int], float]
+) -> dict[tuple[int, int, int], float]:
+    rows: dict[tuple[int, int], float] = {}
+    for place, probability in cells.items():
+        if not (isinstance(place, tuple) and len(place) == 3 and min(place) >= 0):
+            raise TraceError(f"{path}: a cell is (head, query position, key position), and {place!r} is none.")
+        if not 0 <= probability <= 1:
+            raise TraceError(f"{path}: attention at {place} must be between 0 and 1, and {probability} is not.")
+        _heads(path, module, place[:1])
+        rows[place[:2]] = rows.get(place[:2], 0.0) + probability
+        if rows[place[:2]] > 1 + 1e-6:
+            raise TraceError(f"{path}: the cells of head {place[0]}, query {place[1]} add up to more than 1.")
+    return dict(cells)
+
+
 def _parts_off(model: nn.Module, without: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    paths = {path for path, _ in model.named_modules()}
+    if isinstance(without, str):
+        raise TraceError(f"what to switch off is named in a list: without=[{without!r}].")
+    modules = dict(model.named_modules())
     off: dict[str, tuple[str, ...]] = {}
     for item in without:
         part, _, path = item.partition("@")
         if part not in PARTS:
             raise TraceError(f"there is no part {part!r} to switch off; known are {', '.join(PARTS)}.")
-        if path not in paths:
+        if path not in modules:
             raise TraceError(f"there is no module {path!r} to switch {part} off in.")
-        off[part] = (*off.get(part, ()), f"{path}." if path else "")
+        prefix = f"{path}." if path else ""
+        if not any(_has(part, name, module) for name, module in modules.items() if f"{name}.".startswith(prefix)):
+            raise TraceError(f"there is nothing of {part!r} in {path or 'this model'!r} to switch off.")
+        off[part] = (*off.get(part, ()), prefix)
     return off
 
 
-def _switch(edit: AttentionEdit, path: str, off: Mapping[str, tuple[str, ...]]) -> AttentionEdit:
-    whole = WhatIf(off, {})
-    return AttentionEdit(
-        unscaled=whole.is_off("scale", path),
-        look_ahead=whole.is_off("look-ahead-mask", path),
-        average=edit.average,
-        cells=edit.cells,
-        factors=edit.factors,
-    )
+def _has(part: str, path: str, module: nn.Module) -> bool:
+    """Whether a module is one that a switch works on."""
+    kinds: dict[str, type[nn.Module]] = {
+        "positions": Positions,
+        "scale": MultiHeadAttention,
+        "look-ahead-mask": SelfAttention,
+        "residuals": Residual,
+        "norms": nn.LayerNorm,
+        "feed-forward": FeedForward,
+    }
+    return isinstance(module, kinds[part]) and (part != "look-ahead-mask" or path.startswith("decoder."))
 
 
-Replace = Callable[[Any, Any], Any]
+Change = Callable[[Any, Any], Any]
 
 
 def _install(whole: WhatIf, path: str, module: nn.Module, thread: int) -> list[RemovableHandle]:
     """The hooks that a module needs. They run before those of a trace, which then sees what really went on."""
 
-    def after(target: nn.Module, replace: Replace) -> RemovableHandle:
+    def after(target: nn.Module, change: Change) -> RemovableHandle:
         def hook(_: nn.Module, args: Any, output: Any) -> Any:
-            return replace(args, output) if threading.get_ident() == thread else None
+            return change(args, output) if threading.get_ident() == thread else None
 
         return target.register_forward_hook(hook, prepend=True)
 
-    def before(target: nn.Module, replace: Callable[[Any], Any]) -> RemovableHandle:
+    def before(target: nn.Module, change: Callable[[Any], Any]) -> RemovableHandle:
         def hook(_: nn.Module, args: Any) -> Any:
-            return replace(args) if threading.get_ident() == thread else None
+            return change(args) if threading.get_ident() == thread else None
 
         return target.register_forward_pre_hook(hook, prepend=True)
 

@@ -12,9 +12,9 @@ SCHEDULES = ("noam", "inverse-sqrt", "cosine", "linear", "constant")
 def learning_rate(schedule: str, step: int, *, peak: float, warmup: int, total: int, d_model: int = 512) -> float:
     """The learning rate of a step. All but noam rise in a straight line to `peak` at the end of the warm-up.
 
-    noam: the paper's equation 3, peak · d_model^(-1/2) · min(step^(-1/2), step · warmup^(-3/2)); its `peak` is a factor,
-    1 in the paper. inverse-sqrt: the same curve by its highest point, peak · (warmup / step)^(1/2). cosine and linear
-    come down to 0 at step `total`. constant stays.
+    noam: the paper's equation 3, peak · d_model^(-1/2) · min(step^(-1/2), step · warmup^(-3/2)), where `peak` is a
+    factor (1 in the paper). inverse-sqrt: the same curve by its highest point, peak · (warmup / step)^(1/2). cosine and
+    linear come down to 0 at step `total`. constant stays.
     """
     if schedule == "noam":
         return peak * d_model**-0.5 * min(step**-0.5, step * max(warmup, 1) ** -1.5)
