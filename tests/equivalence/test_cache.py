@@ -112,6 +112,63 @@ def test_the_caller_owns_all_state():
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@torch.no_grad()
+def test_rows_of_unequal_length_are_reordered_with_their_lengths():
+    model = writer()
+    prompts = [ids(5), ids(2), ids(3)]
+    rows, layout = pad(prompts)
+    cache = model.new_cache(3, capacity=8)
+    model(rows, layout, cache)
+    cache.reorder(torch.tensor([1, 2, 2]))
+    more = ids(3, 2)
+    logits = model(more, None, cache)
+    for i, prompt in enumerate([prompts[1], prompts[2], prompts[2]]):
+        assert difference(logits[i], model(torch.cat([prompt, more[i]])[None])[0, -2:]) <= 1e-5
+
+
+@torch.no_grad()
+def test_under_autocast():
+    model, target = writer(), ids(2, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        full = model(target)
+        cache = model.new_cache(2, capacity=6)
+        steps = torch.cat([model(target[:, i : i + 1], None, cache) for i in range(6)], 1)
+    assert difference(steps.float(), full.float()) <= 2e-2 * full.abs().max().item()
+
+
+def test_no_gradient_goes_through_a_cache():
+    model = writer()
+    cache = model.new_cache(1, capacity=4)
+    model(ids(1, 2), None, cache)
+    model(ids(1, 2), None, cache).sum().backward()
+    assert not cache.keys.requires_grad
+
+
+def test_what_was_refused_leaves_the_cache_as_it_was():
+    model = writer()
+    cache = model.new_cache(1, capacity=4)
+    target = ids(1, 4)
+    with torch.no_grad():
+        model(target[:, :3], None, cache)
+        with pytest.raises(InputError, match="holds 4 positions a row and cannot take 5"):
+            model(ids(1, 2), None, cache)
+        with pytest.raises(IndexError):
+            model(torch.tensor([[999]]), None, cache)
+        assert difference(model(target[:, 3:], None, cache), model(target)[:, 3:]) <= 1e-5
+
+
+@torch.no_grad()
+def test_unequal_chunks_use_no_more_room_than_they_need():
+    model = writer()
+    cache = model.new_cache(2, capacity=6)
+    chunk = torch.tensor([[True, True, True], [True, False, False]])
+    model(ids(2, 3), chunk, cache)
+    model(ids(2, 3), chunk.flip(0), cache)
+    assert cache.lengths.tolist() == [4, 4]
+    model(ids(2, 2), None, cache)
+    assert cache.lengths.tolist() == [6, 6]
+
+
 def test_a_full_cache_says_so():
     model = writer()
     cache = model.new_cache(1, capacity=4)
@@ -120,6 +177,15 @@ def test_a_full_cache_says_so():
         model(ids(1, 2), None, cache)
     with pytest.raises(InputError, match="5000 positions: model.positions.max_length allows 1 to 4096"):
         model.new_cache(1, capacity=5000)
+    fixed = model.new_cache(1, capacity=4, static=True)
+    with pytest.raises(InputError, match="holds 4 positions a row and cannot take 5"):
+        [model(ids(1, 1), None, fixed) for _ in range(5)]
+    with pytest.raises(InputError, match="the cache has 1 rows, and ids of 2 rows do not fit it"):
+        model(ids(2, 1), None, model.new_cache(1, capacity=4))
+    with pytest.raises(InputError, match="the cache has 3 rows, and an order of 1 does not fit it"):
+        model.new_cache(3, capacity=4).reorder.__wrapped__(model.new_cache(3, capacity=4), torch.tensor([2]))
+    with pytest.raises(InputError, match="at least one row"):
+        translator().new_cache(torch.randn(2, 3, 24), capacity=4, beams=0)
     with pytest.raises(InputError, match="cannot take a packed row"):
         row, packing = packed([ids(2), ids(1)])
         model(row, packing, model.new_cache(1, capacity=4))

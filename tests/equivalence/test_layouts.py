@@ -1,5 +1,8 @@
 """A sentence's numbers do not depend on its neighbours, nor on how they lie in memory."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -85,3 +88,91 @@ def test_too_long_a_text_is_refused():
     model = writer("learned")
     with pytest.raises(InputError, match="65 tokens are more than model.positions.max_length = 64 allows"):
         model(ids(1, 65))
+
+
+UNCHECKED = """
+import torch
+from sightline import ModelConfig, Packing, build
+
+stack = {"layers": 1, "heads": 2, "d_ff": 8}
+writer = build(ModelConfig(architecture="decoder-only", vocab_size=9, d_model=8, decoder=stack))
+model = build(ModelConfig(vocab_size=9, d_model=8, encoder=stack, decoder=stack))
+ids = lambda *shape: torch.zeros(shape, dtype=torch.long)
+for run in (
+    lambda: writer(ids(2, 5), Packing.of([2, 3])),
+    lambda: writer(ids(2, 4), torch.ones(2, 4)),
+    lambda: writer(ids(2, 4), torch.ones(2, 3, dtype=torch.bool)),
+    lambda: model(ids(2, 4), ids(4, 3)),
+    lambda: model(ids(1, 3), ids(1, 2), Packing.of([1, 1, 1]), Packing.of([2])),
+    lambda: Packing.of([]),
+    lambda: Packing.of([-1, 3]),
+):
+    try:
+        run()
+        print("ran")
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+"""
+
+
+def test_layouts_that_do_not_fit_are_named_also_without_checked_signatures():
+    """Users do not have the checks of these tests; a wrong layout must not give wrong numbers in silence."""
+    done = subprocess.run([sys.executable, "-c", UNCHECKED], capture_output=True, text=True, check=True)
+    layout = "InputError: a layout is boolean (True = token) and of the ids' shape (2, 4), not"
+    assert done.stdout.splitlines() == [
+        "InputError: a packing of 5 tokens does not fit ids of shape (2, 5).",
+        f"{layout} torch.float32 of shape (2, 4).",
+        f"{layout} torch.bool of shape (2, 3).",
+        "InputError: 2 rows of sources and 4 of targets do not fit together.",
+        "InputError: the packed rows of source and target must have as many sentences.",
+        "InputError: a packed row needs at least one sentence, and none of them can have a negative length.",
+        "InputError: a packed row needs at least one sentence, and none of them can have a negative length.",
+    ]
+
+
+@every_variant
+def test_empty_things(variant):
+    model = translator(variant)
+    assert model(ids(0, 3), ids(0, 2)).shape == (0, 2, 41)
+    assert model(ids(2, 3), ids(2, 0)).shape == (2, 0, 41)
+    nothing = model(ids(2, 0), ids(2, 3))
+    assert nothing.shape == (2, 3, 41)
+    assert nothing.isfinite().all()
+    sources, targets = [ids(3), ids(0), ids(2)], [ids(2), ids(2), ids(0)]
+    (source, layout), (target, _) = pad(sources), pad(targets)
+    padded = model(source, target, layout)
+    packs = model(packed(sources)[0], packed(targets)[0], packed(sources)[1], packed(targets)[1])[0]
+    assert difference(packs[:2], padded[0]) <= 1e-5
+    assert difference(packs[2:], padded[1]) <= 1e-5
+    packs.square().sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("option", ["dropout", "attention_dropout", "activation_dropout"])
+@pytest.mark.parametrize("packs", [False, True])
+def test_every_dropout_drops_in_training_and_only_there(option, packs):
+    nothing = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
+    model = translator(**{**nothing, option: 0.5})
+    sources, targets = [ids(5), ids(3)], [ids(4), ids(6)]
+    lay = packed if packs else pad
+    (source, layout), (target, target_layout) = lay(sources), lay(targets)
+
+    def run():
+        return model(source, target, layout, target_layout)
+
+    assert torch.equal(run(), run())
+    model.train()
+    assert difference(run(), run()) > 1e-2
+
+
+def test_dropout_is_where_the_paper_has_it():
+    """On the embeddings, and on each sub-layer's output before it is added; a dropped unit is zero, the others grow."""
+    model = translator(dropout=0.5).train()
+    x = model.encoder.embedding(ids(1, 40), torch.arange(40)[None])
+    assert 0.4 < (x == 0).float().mean() < 0.6
+    for residual in (model.decoder.layers[0].cross_attention_residual, model.encoder.layers[1].feed_forward_residual):
+        seen = []
+        residual.norm.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))
+        residual(torch.zeros(1, 40, 24), torch.ones_like)
+        assert set(seen[0].unique().tolist()) == {0.0, 2.0}
+        assert 0.4 < (seen[0] == 0).float().mean() < 0.6

@@ -47,15 +47,24 @@ def weights_of(reference: nn.Transformer, model: EncoderDecoder) -> None:
     layers=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     activation=st.sampled_from(["relu", "gelu"]),
     lengths=st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    epsilon=st.sampled_from([1e-5, 0.1]),
     seed=st.integers(0, 10**6),
 )
 @torch.no_grad()
-def test_equal_to_torch(pre, heads, d_k, d_ff, layers, activation, lengths, seed):
+def test_equal_to_torch(pre, heads, d_k, d_ff, layers, activation, lengths, epsilon, seed):
     torch.manual_seed(seed)
     d_model = heads * d_k
     with warnings.catch_warnings(action="ignore"):  # it tells which fast path it cannot take
         reference = nn.Transformer(
-            d_model, heads, layers[0], layers[1], d_ff, activation=activation, norm_first=pre, batch_first=True
+            d_model,
+            heads,
+            layers[0],
+            layers[1],
+            d_ff,
+            activation=activation,
+            norm_first=pre,
+            batch_first=True,
+            layer_norm_eps=epsilon,
         ).eval()
     for parameter in reference.parameters():
         parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -67,6 +76,7 @@ def test_equal_to_torch(pre, heads, d_k, d_ff, layers, activation, lengths, seed
             decoder={"layers": layers[1], "heads": heads, "d_ff": d_ff},
             activation=activation,
             norm="pre" if pre else "post",
+            norm_epsilon=epsilon,
             final_norm=True,  # torch has one on top of a post-norm stack too; the paper has none
             attention_bias=True,
         )

@@ -97,16 +97,44 @@ def test_damage_is_named(tmp_path):
         load_model(tmp_path)
 
 
-def test_an_interrupted_write_leaves_the_old_model(tmp_path, monkeypatch):
+@pytest.mark.parametrize("file", [1, 2])
+def test_an_interrupted_write_leaves_the_old_model(file, tmp_path, monkeypatch):
+    """The disk is full at the first file, or at the second."""
     model = translator()
     save_model(model, tmp_path)
+    calls = []
 
     def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
+        calls.append(1)
+        if len(calls) == file:
+            raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(CheckpointError, match="cannot be written: No space left on device"):
         save_model(translator("pre-norm"), tmp_path)
     monkeypatch.undo()
-    assert load_model(tmp_path).config == model.config
+    again, inputs = load_model(tmp_path), (ids(1, 3), ids(1, 2))
+    assert again.config == model.config
+    assert torch.equal(again(*inputs), model(*inputs))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_the_whole_configuration_is_kept(tmp_path):
+    """So that a default may change one day without changing old models."""
+    save_model(translator(), tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())["model"]
+    assert stored.keys() == ModelConfig.model_fields.keys()
+
+
+def test_loading_draws_no_random_numbers_and_odd_folders_are_named(tmp_path):
+    save_model(translator(), tmp_path)
+    state = torch.get_rng_state()
+    load_model(tmp_path)
+    assert torch.equal(torch.get_rng_state(), state)
+    for text in ('{"format": 1, "model": null}', '{"format": 1, "model": [1]}', "[" * 100_000):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(CheckpointError, match="this is not a model's configuration"):
+            load_model(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="the model cannot be written"):
+        save_model(translator(), tmp_path / "file")

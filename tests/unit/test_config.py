@@ -30,6 +30,15 @@ from sightline.model.transformer import build
         ),
         ({"dropout": 1.0}, "dropout: must be less than 1, and is 1.0."),
         ({"dropout": float("nan")}, "dropout: must be a finite number, and is nan."),
+        ({"encoder": 5}, "encoder: this is a group of options; set one of them, for example encoder.layers."),
+        ({"heads": 5}, "heads: there is no such option, did you mean 'encoder.heads'?"),
+        ({"d_model": True}, "d_model: must be a valid integer, and is True."),
+        ({"d_model": "512"}, "d_model: must be a valid integer, and is '512'."),
+        ({"scale_embedding": 1}, "scale_embedding: must be a valid boolean, and is 1."),
+        (
+            {"positions": {"max_length": 10**7}},
+            "positions.max_length: must be less than or equal to 1000000, and is 10000000.",
+        ),
         ({"norm": "batch"}, "norm: must be 'post' or 'pre', and is 'batch'."),
         (
             {"source_vocab_size": 10, "vocab_size": 20},
@@ -84,13 +93,23 @@ def test_preset_then_file_then_set(tmp_path):
 def test_mistakes_outside_the_options(tmp_path):
     with pytest.raises(ConfigError, match="there is no preset 'tinny', did you mean 'tiny'\\?"):
         load("tinny")
-    with pytest.raises(ConfigError, match="write it as group.option=value"):
-        load(sets=["model.d_model"])
+    for assignment in ("model.d_model", ".=3", "model.=3", "=3"):
+        with pytest.raises(ConfigError, match="write it as group.option=value"):
+            load(sets=[assignment])
+    with pytest.raises(ConfigError, match="d_model: there is no such option, did you mean 'model.d_model'"):
+        load(sets=["d_model=512"])
+    with pytest.raises(ConfigError, match="model.d_model: must be a valid integer"):
+        load(sets=["model.d_model=" + "9" * 5000])
     with pytest.raises(ConfigError, match="cannot be read as TOML"):
         load(file=tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("[model\n")
     with pytest.raises(ConfigError, match="cannot be read as TOML"):
         load(file=tmp_path / "bad.toml")
+
+
+def test_a_key_of_any_name_is_only_a_key():
+    with pytest.raises(ConfigError, match="self: there is no such option; known here are architecture"):
+        ModelConfig(self=3)
 
 
 def test_options_are_frozen():

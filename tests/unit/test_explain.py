@@ -121,3 +121,66 @@ def test_gradient_times_input_of_what_is_not_there():
         gradient_x_input(translator(), (ids(1, 4), ids(1, 3)), position=9, token=3)
     with pytest.raises(InputError, match=f"token {VOCAB} in logits"):
         gradient_x_input(translator(), (ids(1, 4), ids(1, 3)), position=0, token=VOCAB)
+
+
+@every_variant
+@torch.no_grad()
+def test_every_layer_of_the_lens_by_hand(variant):
+    model = translator(variant)
+    with tracing(model) as trace:
+        model(ids(2, 6), ids(2, 5))
+        inside = logit_lens(trace, model, "decoder")  # asked for inside the block, it is no part of the trace
+    assert len(trace.runs("logits")) == 1
+    outputs = ["decoder.embedding.output", *(f"decoder.layers.{i}.feed_forward_residual.output" for i in range(3))]
+    for i, name in enumerate(outputs):
+        by_hand = model.classifier(model.decoder.norm(trace[name].values))
+        assert difference(inside.values[i], by_hand) <= 1e-5
+    encoder = logit_lens(trace, model, "encoder")
+    x = model.encoder.norm(trace["encoder.layers.0.feed_forward_residual.output"].values)
+    assert difference(encoder.values[1], x @ model.encoder.embedding.tokens.weight.T) <= 1e-5
+
+
+@torch.no_grad()
+def test_rollout_of_a_decoder_by_hand():
+    stack = {"layers": 1, "heads": 2, "d_ff": 8}
+    model = translator(encoder=stack, decoder=stack)
+    with tracing(model) as trace:
+        model(ids(1, 4), ids(1, 3))
+    look = {
+        name: trace[f"{name}.probabilities"].values[0].mean(0)
+        for name in (
+            "encoder.layers.0.self_attention",
+            "decoder.layers.0.self_attention",
+            "decoder.layers.0.cross_attention",
+        )
+    }
+    encoder = (look["encoder.layers.0.self_attention"] + torch.eye(4)) / 2
+    target = (look["decoder.layers.0.self_attention"] + torch.eye(3)) / 4
+    source = look["decoder.layers.0.cross_attention"] @ encoder / 2
+    found = rollout(trace, "decoder")
+    assert difference(found["source"].values[0, 0], source) <= 1e-6
+    assert difference(found["target"].values[0, 0], target) <= 1e-6
+
+
+@torch.no_grad()
+def test_what_cannot_be_read_is_refused():
+    model = translator()
+    with tracing(model) as trace:
+        cache = model.new_cache(model.encoder(ids(1, 4)), capacity=2)
+        model.step(ids(1, 1), cache)
+        model.step(ids(1, 1), cache)
+    with pytest.raises(TraceError, match="rollout needs a full pass"):
+        rollout(trace, "decoder")
+    with pytest.raises(TraceError, match="'nowhere' is not an attention module"):
+        value_weighted(trace, model, "nowhere")
+    with pytest.raises(TraceError, match=r"call model.eval\(\) first"):
+        gradient_x_input(translator().train(), (ids(1, 4), ids(1, 3)), position=0, token=3)
+
+
+def test_gradients_also_where_nobody_else_wants_any():
+    model, inputs = translator(), (ids(1, 4), ids(1, 3))
+    expected = gradient_x_input(model, inputs, position=1, token=3)
+    with torch.inference_mode():
+        found = gradient_x_input(model, inputs, position=1, token=3)
+    assert torch.equal(found.tokens["encoder"], expected.tokens["encoder"])
+    assert found.score == expected.score

@@ -88,3 +88,19 @@ def test_packing():
     assert packing.position.tolist() == [0, 1, 0, 1, 2, 0]
     assert packing.tokens.tolist() == [[True, True, False], [True, True, True], [True, False, False]]
     assert packing.unpack(torch.tensor([1, 2, 3, 4, 5, 6])).tolist() == [[1, 2, 0], [3, 4, 5], [6, 0, 0]]
+
+
+def test_on_devices_whose_kernels_cannot_be_trusted_a_blind_query_looks_everywhere_and_is_blanked():
+    allowed = torch.tensor([[True, False], [False, False]])[None, None]
+    for_kernel, blind = Mask(allowed).for_kernel(2, 2, torch.device("cuda"))
+    assert for_kernel.tolist() == [[[[True, False], [True, True]]]]
+    assert blind.tolist() == [[[[False], [True]]]]
+    assert Mask(allowed).for_kernel(2, 2, CPU)[1] is None
+    assert Mask(allowed, sighted=True).for_kernel(2, 2, torch.device("cuda"))[1] is None
+
+
+def test_a_packing_moves():
+    packing = Packing.of([2, 3, 1])
+    assert all(torch.equal(a, b) for a, b in zip(packing.to("cpu")[2:], packing[2:], strict=True))
+    assert packing.to("meta").starts.device.type == "meta"
+    assert packing.to("meta").longest == 3

@@ -116,3 +116,38 @@ def test_damage_is_named(trace, tmp_path):
         write(trace, io.BytesIO(), dtype="f64")
     with pytest.raises(TraceError, match="the trace has no 'x'"):
         read(whole)["x"]
+
+
+def test_a_manifest_that_contradicts_itself_is_damaged():
+    trace = Trace()
+    trace._record("x", ("position", "d_model"), torch.zeros(3, 41))
+    whole = pack(trace)
+    for old, new in (
+        (b"[3,41]", b"[-3,-41]"),
+        (b"[3,41]", b"[3,40]"),
+        (b'"offset":0', b'"offset":0.5'),
+        (b'"offset":0', b'"offset":-8'),
+        (b'["position","d_model"]', b'["position"]'),
+        (b'["position","d_model"]', b"7"),
+        (b'"tokens":{}', b'"tokens":3'),
+        (b'"version":1', b'"version":7'),
+        (b'"dtype":"f32"', b'"dtype":"f64"'),
+    ):
+        length = int.from_bytes(whole[8:16], "little")
+        manifest = whole[16 : 16 + length].replace(old, new)
+        assert manifest != whole[16 : 16 + length]
+        damaged = whole[:8] + len(manifest).to_bytes(8, "little") + manifest + whole[16 + length :]
+        with pytest.raises(TraceError, match="manifest is damaged"):
+            read(bytearray(damaged))
+
+
+def test_words_come_along_and_mistakes_are_named(trace):
+    words = {"source": ["a", "b", "c"], "target": list("vwxyz")}
+    one = trace.sentence(1)
+    one.tokens = words
+    name = "decoder.layers.0.cross_attention.probabilities"
+    assert read(pack(one, [name]))[name].labels == {"query": words["target"], "key": words["source"]}
+    with pytest.raises(TraceError, match="named in a list"):
+        pack(trace, "logits")
+    with pytest.raises(TraceError, match="must be JSON"):
+        pack(trace, ["logits"], about={"x": torch.zeros(1)})

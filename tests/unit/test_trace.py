@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sightline.errors import TraceError
+from sightline.model.transformer import rotate
 from sightline.trace.record import tracing
 from support import VOCAB, difference, every_variant, hooks, ids, packed, pad, reader, translator, writer
 
@@ -258,3 +259,116 @@ def test_a_step_that_did_not_run_so_is_never_shown():
     with pytest.raises(TraceError, match="differs by .* from what ran"):
         trace["encoder.layers.0.self_attention.probabilities"]
     assert trace["encoder.layers.1.self_attention.probabilities"].values.shape == (1, 4, 4, 4)
+
+
+@torch.no_grad()
+def test_a_stack_can_be_traced_by_itself():
+    model = translator()
+    source, layout = pad([ids(6), ids(3)])
+    for run in (
+        lambda: model.encoder(source),
+        lambda: model.encoder(source, layout),
+        lambda: model.encoder(ids=source, layout=layout),
+        lambda: model.new_cache(model.encoder(source, layout=layout), layout, capacity=3),
+    ):
+        with tracing(model) as trace:
+            run()
+        assert trace["encoder.output"].values.shape == (2, 6, 24)
+        assert max(trace.check().values()) <= 1e-5
+    assert trace.sentence(1)["encoder.output"].values.shape == (3, 24)
+
+
+def test_only_a_whole_model_can_be_traced():
+    model = translator()
+    for part in (model.encoder, torch.nn.Sequential(model)):
+        with pytest.raises(TraceError, match="cannot be looked into; give the whole model"), tracing(part):
+            pass
+
+
+def test_a_trace_of_nothing_is_an_error_not_an_empty_trace():
+    """What runs compiled or on another thread is not seen: better to say so."""
+    model = translator()
+    step = torch.compile(model.forward, backend="eager")
+    with pytest.raises(TraceError, match="nothing ran in the trace"), tracing(model):
+        pass
+    with pytest.raises(TraceError, match="nothing ran in the trace"), tracing(model):
+        thread = threading.Thread(target=model, args=(ids(1, 3), ids(1, 2)))
+        thread.start()
+        thread.join()
+    assert hooks(model) == 0
+    assert callable(step)
+
+
+@torch.no_grad()
+def test_a_number_that_is_none_is_infinitely_far():
+    model = translator("biased")
+    model.encoder.layers[0].self_attention.output.bias[0] = torch.nan
+    with tracing(model) as trace:
+        model(ids(1, 4), ids(1, 3))
+    assert max(trace.check().values()) == torch.inf
+
+
+@torch.no_grad()
+def test_what_the_caller_does_afterwards_changes_nothing():
+    model = translator()
+    source, layout = pad([ids(6), ids(3)])
+    with tracing(model) as trace:
+        logits = model(source, ids(2, 5), layout)
+        cache = model.new_cache(model.encoder(source, layout), layout, capacity=4)
+        model.step(ids(2, 2), cache)
+    names = ["logits", "encoder.layers.0.self_attention.probabilities", "decoder.layers.0.self_attention.k"]
+    before = [trace.runs(name)[-1].values.clone() for name in names]
+    logits /= 3
+    layout.fill_(True)
+    cache.reorder(torch.tensor([1, 1]))
+    model.step(ids(2, 2), cache)
+    for name, value in zip(names, before, strict=True):
+        assert torch.equal(trace.runs(name)[-1].values, value), name
+
+
+@torch.no_grad()
+def test_each_run_has_its_own_layout():
+    model = translator()
+    (one, one_layout), (two, two_layout) = pad([ids(2), ids(5)]), pad([ids(4), ids(3)])
+    with tracing(model) as trace:
+        model(one, ids(2, 3), one_layout)
+        model(two, ids(2, 3), two_layout)
+    shapes = [run.values.shape for run in trace.sentence(0).runs("encoder.output")]
+    assert shapes == [(2, 24), (4, 24)]
+    for index in (-1, 2):
+        with pytest.raises(TraceError, match=f"has sentences 0 to 1, and no sentence {index}"):
+            trace.sentence(index)["encoder.output"]
+    row, packing = packed([ids(2), ids(3)])
+    model = reader()
+    with tracing(model) as trace:
+        model(row, packing)
+    with pytest.raises(TraceError, match="has sentences 0 to 1, and no sentence 2"):
+        trace.sentence(2)["logits"]
+
+
+@torch.no_grad()
+def test_beams_have_a_row_each():
+    model = translator()
+    source, layout = pad([ids(6), ids(3)])
+    with tracing(model) as trace:
+        cache = model.new_cache(model.encoder(source, layout), layout, capacity=4, beams=3)
+        model.step(ids(6, 2), cache)
+    cross = "decoder.layers.1.cross_attention"
+    assert trace[f"{cross}.probabilities"].values.shape == (6, 2, 2, 6)
+    assert trace[f"{cross}.k"].values.shape == (6, 2, 6, 12)
+    assert trace[f"{cross}.probabilities"].values[3:, :, :, 3:].abs().max() == 0  # the second sentence's padding
+    assert trace.sentence(5)[f"{cross}.z"].values.shape == (2, 2, 12)
+
+
+@torch.no_grad()
+def test_rotary_positions_are_shown():
+    model = writer("rotary")
+    with tracing(model) as trace:
+        model(ids(2, 5))
+    path = "decoder.layers.0.self_attention"
+    waves = trace["decoder.rotary"].values
+    assert trace["decoder.rotary"].axes == ("batch", "position", "d_k")
+    for name in ("q", "k"):
+        turned = rotate(trace[f"{path}.{name}_unrotated"].values, waves[:, None])
+        assert difference(turned, trace[f"{path}.{name}"].values) <= 1e-6
+        assert difference(trace[f"{path}.{name}_unrotated"].values, trace[f"{path}.{name}"].values) > 1e-2

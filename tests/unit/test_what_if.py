@@ -1,5 +1,7 @@
 """What-ifs do what they say, only there, only then, and only on their own thread."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -154,7 +156,7 @@ def test_a_part_can_be_switched_off_in_one_place():
 def test_other_threads_are_not_touched():
     model, inputs = translator(), (ids(1, 6), ids(1, 5))
     expected = model(*inputs)
-    with what_if(model, without=["norms"], remove_heads={SELF: [0]}):
+    with what_if(model, without=["norms", "residuals", "positions", "feed-forward"], remove_heads={SELF: [0]}):
         altered = model(*inputs)
     problems: list[str] = []
 
@@ -162,7 +164,8 @@ def test_other_threads_are_not_touched():
         with torch.no_grad():
             for _ in range(20):
                 if edit:
-                    with what_if(model, without=["norms"], remove_heads={SELF: [0]}):
+                    off = ["norms", "residuals", "positions", "feed-forward"]
+                    with what_if(model, without=off, remove_heads={SELF: [0]}):
                         same = torch.equal(model(*inputs), altered)
                 else:
                     same = torch.equal(model(*inputs), expected)
@@ -199,6 +202,12 @@ def test_undone_after_an_exception():
         ),
         ({"remove_heads": {SELF: [4]}}, "has heads 0 to 3, and no head 4"),
         ({"set_attention": {SELF: {(0, 0, 0): 1.5}}}, "must be between 0 and 1, and 1.5 is not"),
+        ({"remove_heads": {SELF: [1]}, "scale_heads": {SELF: {1: 2.0}}}, "head 1 is to be removed and to be scaled"),
+        ({"set_attention": {SELF: {(0, 1, -1): 0.5}}}, r"a cell is \(head, query position, key position\)"),
+        ({"set_attention": {SELF: {(0, 1, 1): 0.9, (0, 1, 2): 0.9}}}, "head 0, query 1 add up to more than 1"),
+        ({"without": "norms"}, r"named in a list: without=\['norms'\]"),
+        ({"without": ["look-ahead-mask@encoder"]}, "nothing of 'look-ahead-mask' in 'encoder' to switch off"),
+        ({"without": ["positions@encoder.layers.0"]}, "nothing of 'positions' in 'encoder.layers.0' to switch off"),
         ({"without": ["attention"]}, "no part 'attention' to switch off; known are positions, scale"),
         ({"without": ["norms@encoder.layers.9"]}, "no module 'encoder.layers.9' to switch norms off in"),
     ],
@@ -220,3 +229,98 @@ def test_cells_that_are_not_there_are_named():
     with pytest.raises(TraceError, match="in force for this model already"), what_if(model), what_if(model):
         pass
     assert hooks(model) == 0
+
+
+@torch.no_grad()
+def test_several_cells_of_one_row():
+    model, inputs = translator(), (ids(1, 6), ids(1, 5))
+    with tracing(model) as before:
+        model(*inputs)
+    cells = {(1, 3, 2): 0.5, (1, 3, 4): 0.25, (0, 0, 0): 1.0}
+    with what_if(model, set_attention={CROSS: cells}), tracing(model) as after:
+        model(*inputs)
+    a, b = before[f"{CROSS}.probabilities"].values[0], after[f"{CROSS}.probabilities"].values[0]
+    assert (b[1, 3, 2], b[1, 3, 4]) == (0.5, 0.25)
+    assert b[0, 0].tolist() == [1, 0, 0, 0, 0, 0]
+    others = [0, 1, 3, 5]
+    assert difference(b[1, 3, others] / 0.25, a[1, 3, others] / a[1, 3, others].sum()) <= 1e-5
+    assert difference(b.sum(-1), torch.ones(2, 5)) <= 1e-6
+    nothing_else = pytest.raises(InputError, match="position 0 sees nothing else")
+    with nothing_else, what_if(model, set_attention={MASKED: {(0, 0, 0): 0.3}}):
+        model(*inputs)
+
+
+@torch.no_grad()
+def test_unscaled_and_unmasked_by_hand():
+    """Not by the code that computes them: softmax(q·kᵀ), over later keys too."""
+    model, inputs = translator(), (ids(1, 6), ids(1, 5))
+    with what_if(model, without=["scale", "look-ahead-mask"]), tracing(model) as trace:
+        model(*inputs)
+    q, k, v = (trace[f"{MASKED}.{name}"].values for name in "qkv")
+    looks = torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1)
+    assert difference(trace[f"{MASKED}.probabilities"].values, looks) <= 1e-6
+    assert difference(trace[f"{MASKED}.z"].values, torch.einsum("bhqk,bhkd->bhqd", looks, v)) <= 1e-6
+
+
+@torch.no_grad()
+def test_two_models_do_not_meddle_with_each_other():
+    one, other = translator(), translator()
+    inputs = (ids(1, 6), ids(1, 5))
+    plain = other(*inputs)
+    with what_if(one, without=["scale", "norms"]), tracing(other) as trace:
+        assert torch.equal(other(*inputs), plain)
+        one(*inputs)
+    assert max(trace.check().values()) <= 1e-5
+    with what_if(one, without=["norms"]), what_if(other, without=["scale"]):
+        one(*inputs)
+        assert difference(other(*inputs), plain) > 1e-4
+
+
+@torch.no_grad()
+def test_a_trace_that_was_begun_first_sees_what_really_ran():
+    model, inputs = translator(), (ids(1, 6), ids(1, 5))
+    with tracing(model) as trace, what_if(model, remove_heads={SELF: [0]}, without=["feed-forward"]):
+        logits = model(*inputs)
+    assert trace[f"{SELF}.z"].values[:, 0].abs().max() == 0
+    assert trace["encoder.layers.0.feed_forward.output"].values.abs().max() == 0
+    assert torch.equal(trace["logits"].values, logits)
+    assert max(trace.check().values()) <= 1e-5
+
+
+def test_edits_of_a_model_that_did_not_run_are_named():
+    with (
+        pytest.raises(TraceError, match="the model did not run inside the what-if"),
+        what_if(translator(), without=["norms"]),
+    ):
+        pass
+
+
+def test_attention_under_dropout_is_not_edited():
+    model = translator(attention_dropout=0.1).train()
+    with pytest.raises(TraceError, match=r"call model.eval\(\) first"), what_if(model, without=["scale"]):
+        pass
+
+
+UNCHECKED = """
+from sightline import ModelConfig, build, what_if
+
+stack = {"layers": 1, "heads": 2, "d_ff": 8}
+model = build(ModelConfig(vocab_size=9, d_model=8, encoder=stack, decoder=stack))
+path = "encoder.layers.0.self_attention"
+for edits in ({"remove_heads": {path: 0}}, {"set_attention": {path: {(0, 1): 0.5}}}, {"remove_heads": {path: ["a"]}}):
+    try:
+        with what_if(model, **edits):
+            pass
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+"""
+
+
+def test_mistakes_of_kind_are_named_also_without_checked_signatures():
+    done = subprocess.run([sys.executable, "-c", UNCHECKED], capture_output=True, text=True, check=True)
+    path = "encoder.layers.0.self_attention"
+    assert done.stdout.splitlines() == [
+        f"TraceError: {path}: heads are named in a list, for example [0, 3], and 0 is none.",
+        f"TraceError: {path}: a cell is (head, query position, key position), and (0, 1) is none.",
+        f"TraceError: {path} has heads 0 to 1, and no head 'a'.",
+    ]

@@ -111,4 +111,6 @@ class LayerCache(NamedTuple):
         keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
         keys[rows, :, self.positions] = k.detach().transpose(1, 2).to(keys.dtype)
         values[rows, :, self.positions] = v.detach().transpose(1, 2).to(values.dtype)
-        return keys[:, :, : self.cache.reach].to(k.dtype), values[:, :, : self.cache.reach].to(v.dtype)
+        keys, values = (kept[:, :, : self.cache.reach].to(k.dtype) for kept in (keys, values))
+        # What autograd keeps for later must not be written over by the next step.
+        return (keys.clone(), values.clone()) if torch.is_grad_enabled() else (keys, values)

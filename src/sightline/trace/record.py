@@ -115,7 +115,7 @@ class Trace:
         values, axes, index = entry.compute(), entry.axes, self._sentence
         if index is None:
             return Traced(name, axes, values, {})
-        sides = _sides(name)
+        sides = _sides(name, entry.layouts)
         layouts = {axis: entry.layouts.get(sides[axis]) for axis in axes if axis in sides}
         packing = next((layout for layout in layouts.values() if isinstance(layout, Packing)), None)
         sentences = len(values) if packing is None else len(packing.starts) - 1
@@ -423,14 +423,14 @@ def labels(
     name: str, axes: Sequence[str], shape: Sequence[int], tokens: Mapping[str, list[str]]
 ) -> dict[str, list[str]]:
     """The words along the axes of a tensor, where they are known and as many as the axis is long."""
-    sides = _sides(name)
+    sides = _sides(name, tokens)
     found = {axis: (tokens.get(sides[axis], []), size) for axis, size in zip(axes, shape, strict=True) if axis in sides}
     return {axis: words for axis, (words, size) in found.items() if words and len(words) == size}
 
 
-def _sides(name: str) -> dict[str, str]:
-    """For each axis that runs over tokens: the source's or the target's."""
-    own = "source" if name.startswith(("encoder.", "head")) else "target"
+def _sides(name: str, known: Mapping[str, Any]) -> dict[str, str]:
+    """For each axis that runs over tokens: the source's or the target's. A model that only reads has no target."""
+    own = "source" if name.startswith(("encoder.", "head")) or "target" not in known else "target"
     return {"position": own, "query": own, "key": "source" if ".cross_attention." in name else own}
 
 

@@ -55,30 +55,28 @@ class _LinearCrossEntropy(torch.autograd.Function):
         matrix = weight.to(dtype)
         wanted = any(ctx.needs_input_grad)
         smoothed, nll = (torch.zeros((), device=hidden.device) for _ in range(2))
-        to_hidden = torch.empty_like(hidden) if wanted else None
-        to_weight = torch.zeros_like(weight) if wanted else None
-        to_bias = torch.zeros_like(bias) if wanted and bias is not None else None
-        for start in range(0, len(hidden), PIECE):
-            piece = slice(start, start + PIECE)
-            x, target = hidden[piece].to(dtype), targets[piece]
+        to_hidden: list[Tensor] = []
+        to_weight, to_bias = torch.zeros_like(weight), None if bias is None else torch.zeros_like(bias)
+        # Nothing is changed in place: torch 2.11's compiler loses such changes inside an autograd function.
+        for x, target in zip(torch.split(hidden.to(dtype), PIECE), torch.split(targets, PIECE), strict=True):
             with torch.autocast(hidden.device.type, enabled=False):
                 log_probs = F.linear(x, matrix, None if bias is None else bias.to(dtype)).float().log_softmax(-1)
                 there = target != PAD
-                one = log_probs.gather(1, target[:, None])[:, 0] * there
-                every = log_probs.mean(-1) * there
-                nll -= one.sum()
-                smoothed -= (1 - smoothing) * one.sum() + smoothing * every.sum()
-                if to_hidden is None or to_weight is None:
+                one = (log_probs.gather(1, target[:, None])[:, 0] * there).sum()
+                every = (log_probs.mean(-1) * there).sum()
+                nll = nll - one
+                smoothed = smoothed - (1 - smoothing) * one - smoothing * every
+                if not wanted:
                     continue
-                gradient = log_probs.exp_() - smoothing / len(weight)
-                gradient.scatter_add_(1, target[:, None], gradient.new_full((len(target), 1), smoothing - 1))
-                gradient *= there[:, None]
+                at_target = log_probs.new_full((len(target), 1), smoothing - 1)
+                gradient = (log_probs.exp() - smoothing / len(weight)).scatter_add(1, target[:, None], at_target)
+                gradient = gradient * there[:, None]
                 if to_bias is not None:
-                    to_bias += gradient.sum(0)
+                    to_bias = to_bias + gradient.sum(0)
                 gradient = gradient.to(dtype)
-                to_hidden[piece] = gradient @ matrix
-                to_weight += gradient.T @ x
-        ctx.save_for_backward(to_hidden, to_weight, to_bias)
+                to_hidden.append((gradient @ matrix).to(hidden.dtype))
+                to_weight = to_weight + gradient.T @ x
+        ctx.save_for_backward(torch.cat(to_hidden) if wanted else None, to_weight, to_bias)
         ctx.mark_non_differentiable(nll)
         return smoothed, nll
 
