@@ -23,20 +23,31 @@ def _exact():
 @pytest.mark.parametrize("dtype", PRECISION)
 @torch.no_grad()
 def test_padded_packed_cached_and_alone(variant, dtype):
-    model = translator(variant).cuda().to(dtype)
-    sources, targets = [ids(5).cuda(), ids(2).cuda(), ids(9).cuda()], [ids(3).cuda(), ids(8).cuda(), ids(1).cuda()]
+    """In float32 they are equal. In bfloat16 each rounds in its own way, and none is further from the truth than the
+    others: the truth being the same model in float32."""
+    model = translator(variant).cuda()
+    sources, targets = [ids(n).cuda() for n in (5, 2, 9)], [ids(n).cuda() for n in (3, 8, 1)]
     (source, layout), (target, _) = pad(sources), pad(targets)
     source, layout, target = source.cuda(), layout.cuda(), target.cuda()
-    padded = model(source, target, layout)
+    exact = torch.cat([model(s[None], t[None])[0] for s, t in zip(sources, targets, strict=True)])
+    model = model.to(dtype)
+    alone = torch.cat([model(s[None], t[None])[0] for s, t in zip(sources, targets, strict=True)])
     packings = [Packing.of([len(s) for s in side], "cuda") for side in (sources, targets)]
     packs = model(packed(sources)[0], packed(targets)[0], *packings)[0]
+    there = packings[1].tokens
+    padded = model(source, target, layout)[there]
     cache = model.new_cache(model.encoder(source, layout), layout, capacity=8)
-    cached = torch.cat([model.step(target[:, i : i + 1], cache) for i in range(8)], 1)
-    scale = PRECISION[dtype] * max(1.0, padded.abs().max().item())
-    for i, whole in enumerate(packs.split([len(t) for t in targets])):
-        alone = model(sources[i][None], targets[i][None])[0]
-        for other in (padded[i, : len(alone)], cached[i, : len(alone)], whole):
-            assert difference(other.float(), alone.float()) <= scale
+    cached = torch.cat([model.step(target[:, i : i + 1], cache) for i in range(8)], 1)[there]
+    if dtype is torch.float32:
+        for other in (alone, padded, cached, packs):
+            assert difference(other, exact) <= 1e-5 * max(1.0, exact.abs().max().item())
+        return
+
+    def error(logits):
+        return (logits.float() - exact).square().mean().sqrt().item()
+
+    for other in (padded, cached, packs):
+        assert error(other) <= 2 * error(alone)
 
 
 @pytest.mark.parametrize("dtype", PRECISION)
