@@ -3,10 +3,14 @@
 # make bench   speed, side by side with others
 # make web     build the page
 SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $$p && break; done)
 BIN := .venv/bin
+PIP := PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check
+# Of all that pip says, what a person wants to see: which package it is at.
+AT := awk '/^Collecting/ { split($$2, name, /[<>=~!;[(]/); print "   " name[1] } /^Installing/ { print "   installing them all" } { fflush() }'
 .PHONY: help setup demo test test-slow bench web docs clean
 
 help:
@@ -23,12 +27,12 @@ setup: .venv/dev
 
 .venv/run: .venv/made pyproject.toml
 	@echo "== Installing Sightline (PyTorch is large; this happens once)"
-	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e .
+	@$(PIP) -e . | $(AT)
 	@touch $@
 
 .venv/dev: .venv/made pyproject.toml
 	@echo "== Installing Sightline and what its tests need (PyTorch is large; this happens once)"
-	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[dev]'
+	@$(PIP) -e '.[dev]' | $(AT)
 	@touch $@ .venv/run
 
 demo: .venv/run
