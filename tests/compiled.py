@@ -5,10 +5,13 @@ eager model gives."""
 
 import sys
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sightline.errors import TraceError
+from sightline.trace.record import tracing
 from support import difference, ids, packed, pad, reader, translator, writer
 
 DEVICE = sys.argv[1]
@@ -64,6 +67,17 @@ def whole(name: str, model: torch.nn.Module, *inputs: Tensor) -> None:
     report(name)
 
 
+@torch.no_grad()
+def a_compiled_function_is_not_traced_in_silence() -> None:
+    torch.compiler.reset()
+    model = writer("paper", **ONE_LAYER)
+    forward, tokens = torch.compile(model.forward, fullgraph=True), ids(2, 7)
+    forward(tokens)
+    with pytest.raises(TraceError, match="nothing ran in the trace"), tracing(model):
+        forward(tokens)
+    report("a compiled function is not traced in silence")
+
+
 def report(what: str) -> None:
     sys.stdout.write(f"ok: {what}\n")
     sys.stdout.flush()
@@ -76,4 +90,5 @@ if __name__ == "__main__":
     decode_steps(static=True)
     decode_steps(static=False)
     whole("decoder-only, rotary, swiglu", writer("rotary", **ONE_LAYER), ids(2, 7))
+    a_compiled_function_is_not_traced_in_silence()
     whole("encoder-only, learned", reader("learned", **ONE_LAYER), ids(2, 7))

@@ -4,7 +4,6 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "InputError",
-    "MissingExtraError",
     "SightlineError",
     "TraceError",
 ]
@@ -28,7 +27,3 @@ class CheckpointError(SightlineError):
 
 class TraceError(SightlineError):
     """A model that cannot be looked into, or a trace that cannot be read."""
-
-
-class MissingExtraError(SightlineError):
-    """An optional dependency that is not installed."""
