@@ -8,7 +8,8 @@ import lzma
 import pytest
 import zstandard
 
-from sightline.data.corpus import Parallel, Table, read_pairs
+from sightline.data import corpus as module
+from sightline.data.corpus import Dialogue, Parallel, Table, Text, read_dialogues, read_documents, read_pairs
 from sightline.errors import InputError
 
 PAIRS = [("The dog.", "Der Hund."), ("Größe 漢字 🙂", "x"), ("", "leer")]
@@ -80,3 +81,49 @@ def test_parallel_files_that_do_not_match(tmp_path):
         list(read_pairs(Parallel(one, one)))
     with pytest.raises(InputError, match="cannot be read: No such file or directory"):
         list(read_pairs(Parallel(one, tmp_path / "none")))
+
+
+def test_a_blank_line_ends_a_document(tmp_path):
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"\n\none\n  two\r\n\nthree\n \t\n\n\nfour\n"))
+    assert list(read_documents(Text(path))) == ["one\n  two", "three", "four"]
+    path = tmp_path / "b.txt"
+    path.write_text(" \n\n")
+    with pytest.raises(InputError, match=r"b\.txt: the file has nothing but blank lines\."):
+        list(read_documents(Text(path)))
+
+
+def test_a_document_that_never_ends_is_given_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LONGEST_DOCUMENT", 50)
+    text = "\n".join(f"line {i}" for i in range(100))
+    path = tmp_path / "a.txt"
+    path.write_text(text)
+    documents = list(read_documents(Text(path)))
+    assert "\n".join(documents) == text
+    assert 40 < min(map(len, documents[:-1])) <= max(map(len, documents)) <= 50
+
+
+def test_conversations_as_objects_and_as_lists(tmp_path):
+    path = tmp_path / "a.jsonl.xz"
+    path.write_bytes(lzma.compress(b'{"turns": ["Hi.", "Hello!", ""], "more": 1}\n["a", "b"]\n'))
+    assert list(read_dialogues(Dialogue(path))) == [["Hi.", "Hello!", ""], ["a", "b"]]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("no", 'the line is neither a JSON list of turns nor a JSON object with "turns".'),
+        ('{"turn": ["a", "b"]}', 'the line is neither a JSON list of turns nor a JSON object with "turns".'),
+        ('"ab"', 'the line is neither a JSON list of turns nor a JSON object with "turns".'),
+        ('["a", 3]', "turn 2 is 3; a turn must be a text."),
+        ('{"turns": [{"role": "user"}, "b"]}', 'turn 1 is {"role": "user"}; a turn must be a text.'),
+        ('["a"]', "the conversation has only 1 of the two turns it needs: something said, and a reply."),
+        ("[]", "the conversation has only 0 of the two turns it needs: something said, and a reply."),
+    ],
+)
+def test_a_conversation_that_is_none_is_told_with_file_and_line(tmp_path, line, sentence):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'["a", "b"]\n{line}\n')
+    with pytest.raises(InputError) as error:
+        list(read_dialogues(Dialogue(path)))
+    assert str(error.value) == f"{path}:2: {sentence}"

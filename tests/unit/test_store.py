@@ -1,14 +1,21 @@
 """Tokenised once, found again, and never half there."""
 
+import json
+import shutil
+import subprocess
+import sys
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sightline.data import store as stores
 from sightline.data.builtin import generate
-from sightline.data.corpus import Parallel, Table
-from sightline.data.store import Cleaning, prepare
+from sightline.data.corpus import Dialogue, Parallel, Table, Text
+from sightline.data.store import Cleaning, Weighted, prepare, prepare_dialogues, prepare_texts
 from sightline.errors import InputError
-from sightline.text.tokenizer import Tokenizer
+from sightline.text.tokenizer import END, Tokenizer
 
 PAIRS = [(p.source, p.target) for p in generate("train", 500)]
 TOKENIZER = Tokenizer.train([text for pair in PAIRS for text in pair], 600)
@@ -79,3 +86,188 @@ def test_a_store_that_was_not_finished_is_never_used(table, tmp_path, monkeypatc
         bad.write_text("\t\n")
         prepare([Table(bad)], TOKENIZER, cache)
     assert list(cache.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("store") / "a.tsv"
+    path.write_text("".join(f"{s}\t{t}\n" for s, t in PAIRS))
+    return prepare([Table(path)], TOKENIZER, path.parent)
+
+
+@given(indices=st.lists(st.integers(0, 499), max_size=50), limit=st.sampled_from([0, 1 << 30]))
+def test_many_at_once_are_the_same_as_one_by_one(store, indices, limit):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stores, "IN_MEMORY", limit)
+        for side in (store.source, store.target):
+            ids, lengths = side.take(indices)
+            alone = [side[i] for i in indices]
+            assert ids.dtype == np.uint16
+            assert ids.tolist() == [i for found in alone for i in found]
+            assert lengths.tolist() == list(map(len, alone))
+
+
+def write(path, pairs):
+    path.write_text("".join(f"{s}\t{t}\n" for s, t in pairs))
+    return Table(path)
+
+
+def test_weights_say_how_often_a_pair_is_seen(tmp_path, monkeypatch):
+    one, two, three = (write(tmp_path / f"{n}.tsv", PAIRS[n : n + n]) for n in (100, 51, 40))
+    cache = tmp_path / "cache"
+    plain = prepare([one, two, three], TOKENIZER, cache)
+    assert [tuple(part) for part in plain.parts] == [(0, 100, 1.0), (100, 151, 1.0), (151, 191, 1.0)]
+    assert np.array_equal(plain.draw(3, 5), np.arange(191))
+
+    monkeypatch.setattr(Tokenizer, "encode", None)  # other weights, the same ids
+    store = prepare([Weighted(one, 2.5), two, Weighted(three, 0.25)], TOKENIZER, cache)
+    assert store.folder == plain.folder
+    drawn = [store.draw(*key) for key in ((0, 0), (0, 1), (1, 0))]
+    assert np.array_equal(drawn[0], store.draw(0, 0))
+    assert not np.array_equal(drawn[0], drawn[1])
+    assert not np.array_equal(drawn[0], drawn[2])
+    for epoch in drawn:
+        assert np.array_equal(epoch, np.sort(epoch))
+        times = np.bincount(epoch, minlength=191)
+        assert np.bincount(times[:100]).tolist() == [0, 0, 50, 50]
+        assert (times[100:151] == 1).all()
+        assert np.bincount(times[151:]).tolist() == [30, 10]
+    for weight in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(InputError, match=r"100\.tsv: its weight is .*; a weight must be a number above 0\."):
+            prepare([Weighted(one, weight)], TOKENIZER, cache)
+
+
+def test_parts_count_what_is_left_after_cleaning(tmp_path):
+    one = write(tmp_path / "1.tsv", [("", "x"), *PAIRS[:9]])
+    two = write(tmp_path / "2.tsv", [("", "x")])
+    assert [tuple(p) for p in prepare([one, two, one], TOKENIZER, tmp_path).parts] == [(0, 9, 1), (9, 9, 1), (9, 18, 1)]
+
+
+def test_readings_split_otherwise_and_keep_the_same_pairs(table, tmp_path, monkeypatch):
+    monkeypatch.setattr(stores, "CHUNK", 64)
+    cleaning = Cleaning(max_length=int(np.median(prepare([table], TOKENIZER, tmp_path).target.lengths)))
+    plain = prepare([table], TOKENIZER, tmp_path, cleaning)
+    assert 50 < len(plain) < 450
+    readings = [prepare([table], TOKENIZER, tmp_path, cleaning, dropout=0.1, reading=n) for n in range(3)]
+    for reading in readings:
+        assert texts(reading) == texts(plain)
+        assert reading.counts == plain.counts
+        assert reading.source.lengths.sum() > plain.source.lengths.sum()
+    assert len({tuple(r.source.take(range(len(r)))[0].tolist()) for r in readings}) == 3
+    for n, reading in enumerate(readings):  # made again, each is the same
+        again = prepare([table], TOKENIZER, tmp_path / "again", cleaning, dropout=0.1, reading=n)
+        assert again.folder.name == reading.folder.name
+        assert (again.folder / "target.ids").read_bytes() == (reading.folder / "target.ids").read_bytes()
+    assert prepare([table], TOKENIZER, tmp_path, cleaning, reading=7).folder == plain.folder
+
+
+@pytest.mark.parametrize(("same", "refused"), [(9, False), (10, True), (250, False), (251, True)])
+def test_one_language_given_twice_is_refused(tmp_path, same, refused):
+    pairs = PAIRS[: max(same, 12)] if same < 100 else PAIRS
+    source, target = tmp_path / "a.en", tmp_path / "a.de"
+    source.write_text("".join(f"{s}\n" for s, _ in pairs))
+    target.write_text("".join(f"{s if i < same else t}\n" for i, (s, t) in enumerate(pairs)))
+    if not refused:
+        assert len(prepare([Parallel(source, target)], TOKENIZER, tmp_path)) == len(pairs)
+        return
+    sentence = f"source and target are the same in {same} of {len(pairs)} pairs; is one language given twice"
+    with pytest.raises(InputError, match=rf"a\.en and .*a\.de: {sentence}"):
+        prepare([Parallel(source, target)], TOKENIZER, tmp_path)
+
+
+@pytest.mark.parametrize("context", [1, 7, 1000, 10**6])
+def test_plain_text_is_a_stream_in_pieces(tmp_path, monkeypatch, context):
+    monkeypatch.setattr(stores, "CHUNK", 16)
+    documents = ["\n".join(pair) for pair in PAIRS[:100]]
+    one, two = tmp_path / "1.txt", tmp_path / "2.txt"
+    one.write_text("\n\n".join(documents[:70]))
+    two.write_text("\n\n".join(documents[70:]))
+    heard = []
+    store = prepare_texts([Text(one), Weighted(Text(two), 2.0)], TOKENIZER, tmp_path, context, heard.append)
+    assert store.source is store.counted is None
+    assert heard[-1] == 100
+    assert len(store) == len(store.target.lengths) == store.parts[-1].last
+    for part, texts in zip(store.parts, (documents[:70], documents[70:]), strict=True):
+        ids, lengths = store.target.take(range(part.first, part.last))
+        assert ids.tolist() == [i for text in TOKENIZER.encode(texts) for i in (*text, END)]
+        assert (lengths[:-1] == context).all()
+        assert 0 < lengths[-1] <= context
+    assert prepare_texts([Text(one)], TOKENIZER, tmp_path, context + 1).folder != store.folder
+
+
+def test_of_a_conversation_only_replies_count(tmp_path):
+    path = tmp_path / "a.jsonl"
+    dialogues = [["the dog", "der Hund", "", "die Katze die Katze"], ["the cat", "die Katze", "the horse"]]
+    path.write_text("".join(json.dumps(turns) + "\n" for turns in dialogues))
+    store = prepare_dialogues([Dialogue(path)], TOKENIZER, tmp_path, 1000)
+    assert store.source is None
+    assert store.counts == (2, 0, 0, 0)
+    for place, turns in enumerate(dialogues):
+        encoded = TOKENIZER.encode(turns)
+        assert store.target[place].tolist() == [i for ids in encoded for i in (*ids, END)]
+        assert store.counted[place].tolist() == [n % 2 for n, ids in enumerate(encoded) for _ in (*ids, END)]
+
+
+@given(context=st.integers(1, 40), turns=st.lists(st.sampled_from(["the dog", "der Hund der Hund", ""]), min_size=2))
+def test_a_long_conversation_loses_its_first_turns(context, turns):
+    encoded = [[*ids, END] for ids in TOKENIZER.encode(turns)]
+    sequence, mask = stores._sequence([ids[:-1] for ids in encoded], context)
+    first = next(n for n in range(len(turns) + 1) if sum(map(len, encoded[n:])) <= context)
+    assert sequence == [i for ids in encoded[first:] for i in ids]
+    assert mask == [n % 2 for n in range(first, len(turns)) for _ in encoded[n]]
+
+
+def test_conversations_without_a_reply_that_fits_are_left_out(tmp_path):
+    path = tmp_path / "a.jsonl"
+    dialogues = [["a", "the dog " * 30], ["the dog", "x " * 30, "y"], ["", ""], ["the dog " * 30, "der Hund"]]
+    path.write_text("".join(json.dumps(turns) + "\n" for turns in dialogues))
+    store = prepare_dialogues([Dialogue(path)], TOKENIZER, tmp_path, 12)
+    assert store.counts == (1, 1, 2, 0)
+    assert TOKENIZER.decode(store.target[0]) == "der Hund"
+    with pytest.raises(InputError, match="none of the 4 conversations has a reply within 2 tokens"):
+        prepare_dialogues([Dialogue(path)], TOKENIZER, tmp_path, 2)
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from sightline.data.corpus import Table
+from sightline.data.store import prepare
+from sightline.errors import InputError
+from sightline.text.tokenizer import Tokenizer
+
+tokenizer = Tokenizer.load(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]),) * 2)
+try:
+    prepare([Table(Path(sys.argv[2]))], tokenizer, Path(sys.argv[3]))
+except InputError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.parametrize("limit", [100, 3000])  # while ids are written; behind them, while starts are
+def test_a_full_disk_is_told_in_a_sentence_and_leaves_nothing(table, tmp_path, limit):
+    model, cache = tmp_path / "a.model", tmp_path / "cache"
+    model.write_bytes(TOKENIZER.model)
+    write(table.path, [("the dog", "der Hund")] * 500)
+    command = [sys.executable, "-c", FULL, str(model), str(table.path), str(cache), str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr == f"{cache}: the tokenised corpus cannot be written: File too large.\n"
+    assert list(cache.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_a_folder_is_told_in_a_sentence(table, tmp_path):
+    cache = tmp_path / "cache"
+    cache.write_text("a file")
+    with pytest.raises(InputError, match="cache: the tokenised corpus cannot be written: Not a directory"):
+        prepare([table], TOKENIZER, cache)
+
+
+def test_what_another_process_made_meanwhile_is_used(table, tmp_path):
+    made = prepare([table], TOKENIZER, tmp_path / "theirs").folder
+
+    def faster(_):
+        shutil.copytree(made, tmp_path / "ours" / made.name)
+
+    assert texts(prepare([table], TOKENIZER, tmp_path / "ours", progress=faster)) == PAIRS
+    assert [path.name for path in (tmp_path / "ours").iterdir()] == [made.name]

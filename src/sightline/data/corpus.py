@@ -1,4 +1,5 @@
-"""Pairs of sentences from files: parallel text, TSV or JSONL, plain or compressed (gz, xz, bz2, zst).
+"""What training reads, from files: pairs of sentences (parallel text, TSV, JSONL), documents (plain text) and
+conversations (JSONL); plain or compressed (gz, xz, bz2, zst).
 
 Read as a stream, so a corpus may be larger than memory. What is wrong with a file is told with its name and line.
 """
@@ -17,10 +18,25 @@ import zstandard
 
 from sightline.errors import InputError
 
-__all__ = ["LONGEST_LINE", "Parallel", "Table", "lines", "read_pairs"]
+__all__ = [
+    "LONGEST_DOCUMENT",
+    "LONGEST_LINE",
+    "Corpus",
+    "Dialogue",
+    "Parallel",
+    "Table",
+    "Text",
+    "lines",
+    "read_dialogues",
+    "read_documents",
+    "read_pairs",
+]
 
 LONGEST_LINE = 100_000
 """Characters. A longer line is no sentence; most likely the file is not what it was taken for."""
+LONGEST_DOCUMENT = 1_000_000
+"""Characters. A longer document is given in parts, cut between lines: a file without a blank line is one document, and
+may not fit into memory."""
 
 
 class Parallel(NamedTuple):
@@ -37,6 +53,20 @@ class Table(NamedTuple):
 
 
 Corpus = Parallel | Table
+"""What pairs are read from."""
+
+
+class Text(NamedTuple):
+    """One file of plain text, one document after another. A blank line ends a document."""
+
+    path: Path
+
+
+class Dialogue(NamedTuple):
+    """One file of conversations, JSONL: {"turns": ["...", "..."]} or the bare list. The first turn is the user's, the
+    second its reply, and so on in turn."""
+
+    path: Path
 
 
 def read_pairs(corpus: Corpus) -> Iterator[tuple[str, str]]:
@@ -50,6 +80,29 @@ def read_pairs(corpus: Corpus) -> Iterator[tuple[str, str]]:
         raise InputError(f"{corpus.path}: pairs are read from .tsv or .jsonl files (or such files compressed).")
     for number, line in enumerate(lines(corpus.path), start=1):
         yield readers[kind](line, f"{corpus.path}:{number}")
+
+
+def read_documents(corpus: Text) -> Iterator[str]:
+    """The documents of a text, in order, with the line breaks that are in them."""
+    found = False
+    document: list[str] = []
+    size = 0
+    for line in itertools.chain(lines(corpus.path), [""]):
+        blank = not line.strip()
+        if document and (blank or size + len(line) > LONGEST_DOCUMENT):
+            yield "\n".join(document)
+            found, document, size = True, [], 0
+        if not blank:
+            document.append(line)
+            size += len(line) + 1
+    if not found:
+        raise InputError(f"{corpus.path}: the file has nothing but blank lines.")
+
+
+def read_dialogues(corpus: Dialogue) -> Iterator[list[str]]:
+    """The conversations of a file, in order, each as its turns."""
+    for number, line in enumerate(lines(corpus.path), start=1):
+        yield _turns(line, f"{corpus.path}:{number}")
 
 
 def lines(path: Path) -> Iterator[str]:
@@ -123,3 +176,21 @@ def _jsonl(line: str, where: str) -> tuple[str, str]:
     if not isinstance(source, str) or not isinstance(target, str):
         raise InputError(f'{where}: "source" and "target" must be texts.')
     return source, target
+
+
+def _turns(line: str, where: str) -> list[str]:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    turns = record.get("turns") if isinstance(record, dict) else record
+    if not isinstance(turns, list):
+        raise InputError(f'{where}: the line is neither a JSON list of turns nor a JSON object with "turns".')
+    for number, turn in enumerate(turns, start=1):
+        if not isinstance(turn, str):
+            raise InputError(f"{where}: turn {number} is {json.dumps(turn)[:40]}; a turn must be a text.")
+    if len(turns) < 2:
+        raise InputError(
+            f"{where}: the conversation has only {len(turns)} of the two turns it needs: something said, and a reply."
+        )
+    return turns

@@ -3,29 +3,56 @@
 A store is a folder: for each side the ids of all sentences end to end (`source.ids`) and where each begins
 (`source.starts`), and what it was made of (`store.json`). Its name is a hash of everything that went into it: the
 contents of the files, the tokenizer, the cleaning. The same question finds the same folder.
+
+Pairs have a source and a target. Plain text has a target alone, cut into pieces; conversations have a target, and
+beside it which of its tokens count in the loss.
 """
 
 import hashlib
 import json
+import math
 import os
 import shutil
+import threading
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, compress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from sightline.data.corpus import Corpus, Parallel, read_pairs
+from sightline.data.corpus import Corpus, Dialogue, Parallel, Table, Text, read_dialogues, read_documents, read_pairs
 from sightline.errors import InputError
-from sightline.text.tokenizer import Tokenizer
+from sightline.text.tokenizer import END, Tokenizer
 
-__all__ = ["Cleaning", "Counts", "Side", "Store", "prepare"]
+__all__ = [
+    "Cleaning",
+    "Counts",
+    "Part",
+    "Side",
+    "Store",
+    "Weighted",
+    "prepare",
+    "prepare_dialogues",
+    "prepare_texts",
+]
 
-FORMAT = 1
-CHUNK = 10_000  # pairs tokenised at a time
+FORMAT = 2
+CHUNK = 10_000  # pairs, documents or conversations tokenised at a time,
+CHUNK_TEXT = 8_000_000  # and characters: documents are of any size
+IN_MEMORY = 64_000_000  # bytes; a side that is smaller is read whole, once
+STARTS = np.dtype("<i8")
+
+Kind = TypeVar("Kind", Parallel | Table, Text, Dialogue)
+Item = TypeVar("Item")
+Progress = Callable[[int], None]
+
+
+def _silent(_: int) -> None:
+    """Progress that nobody listens to."""
 
 
 class Cleaning(NamedTuple):
@@ -38,7 +65,7 @@ class Cleaning(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What became of the pairs."""
+    """What became of the pairs. Of plain text the pieces are counted, all kept."""
 
     kept: int = 0
     empty: int = 0
@@ -51,14 +78,30 @@ class Counts(NamedTuple):
         return sum(self)
 
 
+class Weighted(NamedTuple, Generic[Kind]):
+    """A corpus, and how many times each of its pairs is seen in an epoch: 2.5 is twice, and every other one again."""
+
+    corpus: Kind
+    weight: float
+
+
+class Part(NamedTuple):
+    """What one corpus gave: the pairs from `first` to before `last`."""
+
+    first: int
+    last: int
+    weight: float
+
+
 class Side:
     """One side of a store: the ids of each sentence, read from the disk when they are asked for."""
 
     def __init__(self, folder: Path, name: str, dtype: str) -> None:
-        self.starts: NDArray[np.int64] = np.load(folder / f"{name}.starts.npy", mmap_mode="r")
+        self.starts: NDArray[np.int64] = np.memmap(folder / f"{name}.starts", STARTS, "r")
         self._ids = os.open(folder / f"{name}.ids", os.O_RDONLY)
         weakref.finalize(self, os.close, self._ids)
         self._dtype = np.dtype(dtype)
+        self._whole: NDArray[Any] | None = None
 
     @property
     def lengths(self) -> NDArray[np.int32]:
@@ -67,102 +110,304 @@ class Side:
 
     def __getitem__(self, index: int) -> NDArray[Any]:
         first, last = self.starts[index : index + 2]
+        return self._read(int(first), int(last))
+
+    def take(self, indices: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The ids of these sentences end to end, and how many each has."""
+        indices = np.asarray(indices, np.int64)
+        firsts = np.asarray(self.starts[indices])
+        lengths = self.starts[indices + 1] - firsts
+        if self.starts[-1] * self._dtype.itemsize > IN_MEMORY:
+            parts = [self._read(first, first + n) for first, n in zip(firsts.tolist(), lengths.tolist(), strict=True)]
+            return np.concatenate([np.empty(0, self._dtype), *parts]), lengths
+        if self._whole is None:
+            self._whole = self._read(0, int(self.starts[-1]))
+        ends = lengths.cumsum()
+        moved = np.repeat(firsts - (ends - lengths), lengths)  # from its place here to its place there
+        return self._whole[moved + np.arange(len(moved))], lengths
+
+    def _read(self, first: int, last: int) -> NDArray[Any]:
         size = self._dtype.itemsize
         # Read, not mapped: mapped pages count as resident memory once they are touched.
-        return np.frombuffer(os.pread(self._ids, int(last - first) * size, int(first) * size), self._dtype)
+        return np.frombuffer(os.pread(self._ids, (last - first) * size, first * size), self._dtype)
 
 
 class Store:
-    """A tokenised corpus."""
+    """A tokenised corpus, or several, one after another."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, weights: Sequence[float] | None = None) -> None:
         about = json.loads((folder / "store.json").read_text())
+        sides = {name: Side(folder, name, dtype) for name, dtype in about["sides"].items()}
         self.folder = folder
         self.counts = Counts(**about["counts"])
-        self.source = Side(folder, "source", about["dtype"])
-        self.target = Side(folder, "target", about["dtype"])
+        self.target: Side = sides["target"]
+        self.source: Side | None = sides.get("source")
+        self.counted: Side | None = sides.get("counted")
+        """For each token of the target 1 if it counts in the loss, else 0. None: all of them count."""
+        ends = np.cumsum(about["parts"]).tolist()
+        weights = weights or [1.0] * len(ends)
+        self.parts = [Part(*part) for part in zip([0, *ends[:-1]], ends, weights, strict=True)]
 
     def __len__(self) -> int:
         return self.counts.kept
 
+    def draw(self, seed: int, epoch: int) -> NDArray[np.int64]:
+        """The pairs of an epoch, in their own order, each as often as its corpus weighs: a pure function of seed and
+        epoch. What a weight has behind the point is made up by chance, so in another epoch it is other pairs."""
+        chance = np.random.default_rng([seed, epoch])
+        times = np.empty(len(self), np.int64)
+        for first, last, weight in self.parts:
+            times[first:last] = int(weight)
+            more = round((weight - int(weight)) * (last - first))
+            times[first + chance.permutation(last - first)[:more]] += 1
+        return np.repeat(np.arange(len(self)), times)
+
 
 def prepare(
-    corpora: Sequence[Corpus],
+    corpora: Sequence[Corpus | Weighted[Corpus]],
     tokenizer: Tokenizer,
     cache: Path,
     cleaning: Cleaning | None = None,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Progress = _silent,
+    dropout: float = 0.0,
+    reading: int = 0,
 ) -> Store:
     """The store of these corpora: found if it was made before, made otherwise. `progress` hears how many pairs were
-    read. A store that is not finished is never taken for one that is."""
+    read. A store that is not finished is never taken for one that is.
+
+    With `dropout` (BPE-dropout) words are split in ways left to chance, other ones in each `reading`. All readings
+    have the same pairs in the same order: cleaning looks at the text as it is split without dropout.
+    """
     cleaning = cleaning or Cleaning()
-    folder = cache / _key(corpora, tokenizer, cleaning)
+    reading = reading if dropout else 0
+    question = ("pairs", cleaning, float(dropout), reading)
+
+    def make(draft: _Draft, corpora: Sequence[Corpus]) -> None:
+        _make_pairs(draft, corpora, tokenizer, cleaning, progress, dropout, reading)
+
+    return _find_or_make(question, corpora, tokenizer, cache, make)
+
+
+def prepare_texts(
+    corpora: Sequence[Text | Weighted[Text]],
+    tokenizer: Tokenizer,
+    cache: Path,
+    context: int,
+    progress: Progress = _silent,
+) -> Store:
+    """The store of plain text: each corpus one stream of tokens, END behind every document, cut into pieces of
+    `context` tokens (its last may be shorter). `progress` hears how many documents were read."""
+
+    def make(draft: _Draft, corpora: Sequence[Text]) -> None:
+        _make_texts(draft, corpora, tokenizer, context, progress)
+
+    return _find_or_make(("texts", context), corpora, tokenizer, cache, make)
+
+
+def prepare_dialogues(
+    corpora: Sequence[Dialogue | Weighted[Dialogue]],
+    tokenizer: Tokenizer,
+    cache: Path,
+    context: int,
+    progress: Progress = _silent,
+) -> Store:
+    """The store of conversations: each one sequence, END behind every turn. What is longer than `context` tokens loses
+    its first turns, until it fits. Only replies count in the loss. `progress` hears how many conversations were read.
+    """
+
+    def make(draft: _Draft, corpora: Sequence[Dialogue]) -> None:
+        _make_dialogues(draft, corpora, tokenizer, context, progress)
+
+    return _find_or_make(("dialogues", context), corpora, tokenizer, cache, make)
+
+
+class _Draft:
+    """A store while it is written, chunk by chunk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.counts = np.zeros(len(Counts._fields), np.int64)
+        self.parts: list[int] = []
+        self._lengths: dict[str, list[NDArray[np.int64]]] = {}
+        self._dtypes: dict[str, str] = {}
+
+    def add(self, name: str, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+        """More sentences of a side."""
+        self._dtypes[name] = ids.dtype.str
+        self._lengths.setdefault(name, [np.zeros(1, np.int64)]).append(lengths)
+        with (self.folder / f"{name}.ids").open("ab") as file:
+            file.write(ids.tobytes())
+
+    def end_part(self) -> None:
+        """A corpus is read to its end."""
+        self.parts.append(int(self.counts[0]) - sum(self.parts))
+
+    def finish(self) -> None:
+        for name, lengths in self._lengths.items():
+            starts = np.concatenate(lengths).cumsum().astype(STARTS)
+            (self.folder / f"{name}.starts").write_bytes(starts.data)
+        counts = Counts(*self.counts.tolist())
+        about = {"format": FORMAT, "counts": counts._asdict(), "parts": self.parts, "sides": self._dtypes}
+        (self.folder / "store.json").write_text(json.dumps(about))
+
+
+def _find_or_make(
+    question: tuple[Any, ...],
+    corpora: Sequence[Kind | Weighted[Kind]],
+    tokenizer: Tokenizer,
+    cache: Path,
+    make: Callable[[_Draft, Sequence[Kind]], None],
+) -> Store:
+    """Weights are no part of the question: another weight needs no other ids."""
+    weighted = [corpus if isinstance(corpus, Weighted) else Weighted(corpus, 1.0) for corpus in corpora]
+    for corpus, weight in weighted:
+        if not 0 < weight < math.inf:
+            raise InputError(f"{corpus[0]}: its weight is {weight}; a weight must be a number above 0.")
+    plain = [corpus for corpus, _ in weighted]
+    folder = cache / _key(question, plain, tokenizer)
     if not (folder / "store.json").exists():
-        making = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+        making = folder.with_name(f"{folder.name}.{threading.get_native_id()}.partial")
         shutil.rmtree(making, ignore_errors=True)
-        making.mkdir(parents=True)
         try:
-            _make(making, corpora, tokenizer, cleaning, progress)
+            making.mkdir(parents=True)
+            draft = _Draft(making)
+            make(draft, plain)
+            draft.finish()
             making.replace(folder)
         except OSError as error:
             if not (folder / "store.json").exists():  # else another process was faster
                 raise InputError(f"{cache}: the tokenised corpus cannot be written: {error.strerror}.") from None
         finally:
             shutil.rmtree(making, ignore_errors=True)
-    return Store(folder)
+    return Store(folder, [weight for _, weight in weighted])
 
 
-def _make(
-    folder: Path,
+def _make_pairs(
+    draft: _Draft,
     corpora: Sequence[Corpus],
     tokenizer: Tokenizer,
     cleaning: Cleaning,
-    progress: Callable[[int], None],
+    progress: Progress,
+    dropout: float,
+    reading: int,
 ) -> None:
-    dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
-    counts = dict.fromkeys(Counts._fields, 0)
-    lengths: dict[str, list[NDArray[np.int64]]] = {"source": [], "target": []}
-    with (folder / "source.ids").open("wb") as source, (folder / "target.ids").open("wb") as target:
-        for pairs in _chunks(pair for corpus in corpora for pair in read_pairs(corpus)):
-            sides = [tokenizer.encode(side) for side in zip(*pairs, strict=True)]
-            kept = []
-            for one, other in zip(*sides, strict=True):
-                verdict = _verdict(len(one), len(other), cleaning)
-                counts[verdict] += 1
+    for place, corpus in enumerate(corpora):
+        read = same = 0
+        for number, pairs in enumerate(_chunks(read_pairs(corpus), lambda pair: len(pair[0]) + len(pair[1]))):
+            sides = dict(zip(("source", "target"), zip(*pairs, strict=True), strict=True))
+            read += len(pairs)
+            same += sum(one == other != "" for one, other in pairs)
+            found = {name: _flat(tokenizer, tokenizer.encode(texts)) for name, texts in sides.items()}
+            verdicts = _verdicts(found["source"][1], found["target"][1], cleaning)
+            kept = verdicts == 0
+            for name, texts in sides.items():
+                if dropout:
+                    seed = zlib.crc32(f"{reading} {place} {number} {name}".encode())
+                    encoded = tokenizer.encode(list(compress(texts, kept)), dropout, seed)
+                    draft.add(name, *_flat(tokenizer, encoded))
+                else:
+                    ids, lengths = found[name]
+                    draft.add(name, ids[np.repeat(kept, lengths)], lengths[kept])
+            draft.counts += np.bincount(verdicts, minlength=len(Counts._fields))
+            progress(int(draft.counts.sum()))
+        if same >= 10 and same > read / 2:
+            raise InputError(
+                f"{' and '.join(map(str, corpus))}: source and target are the same in {same:,} of {read:,} pairs; "
+                "is one language given twice?"
+            )
+        draft.end_part()
+    if not draft.counts[0]:
+        raise InputError(f"none of the {draft.counts.sum():,} pairs is left after cleaning.")
+
+
+def _make_texts(draft: _Draft, corpora: Sequence[Text], tokenizer: Tokenizer, context: int, progress: Progress) -> None:
+    read = 0
+    for corpus in corpora:
+        rest = 0  # tokens of the piece that is not full yet
+        for documents in _chunks(read_documents(corpus), len):
+            ids, lengths = _flat(tokenizer, [[*document, END] for document in tokenizer.encode(documents)])
+            full, rest = divmod(rest + len(ids), context)
+            draft.add("target", ids, np.full(full, context))
+            draft.counts[0] += full
+            read += len(lengths)
+            progress(read)
+        if rest:
+            draft.add("target", ids[:0], np.array([rest]))
+            draft.counts[0] += 1
+        draft.end_part()
+
+
+def _make_dialogues(
+    draft: _Draft, corpora: Sequence[Dialogue], tokenizer: Tokenizer, context: int, progress: Progress
+) -> None:
+    for corpus in corpora:
+        for dialogues in _chunks(read_dialogues(corpus), lambda turns: sum(map(len, turns))):
+            encoded = iter(tokenizer.encode([turn for dialogue in dialogues for turn in dialogue]))
+            sequences, masks = [], []
+            for dialogue in dialogues:
+                turns = [next(encoded) for _ in dialogue]
+                sequence, mask = _sequence(turns, context)
+                verdict = "empty" if not any(turns) else "kept" if any(mask) else "too_long"
+                draft.counts[Counts._fields.index(verdict)] += 1
                 if verdict == "kept":
-                    kept.append((one, other))
-            for name, file, number in (("source", source, 0), ("target", target, 1)):
-                lengths[name].append(np.array([len(pair[number]) for pair in kept], np.int64))
-                file.write(np.array([i for pair in kept for i in pair[number]], dtype).tobytes())
-            progress(sum(counts.values()))
-    if not counts["kept"]:
-        raise InputError(f"none of the {sum(counts.values()):,} pairs is left after cleaning.")
-    for name, found in lengths.items():
-        np.save(folder / f"{name}.starts.npy", np.concatenate([[0], np.concatenate(found).cumsum()]))
-    about = {"format": FORMAT, "dtype": dtype.str, "counts": counts}
-    (folder / "store.json").write_text(json.dumps(about))
+                    sequences.append(sequence)
+                    masks.append(mask)
+            ids, lengths = _flat(tokenizer, sequences)
+            draft.add("target", ids, lengths)
+            draft.add("counted", np.fromiter(chain.from_iterable(masks), np.uint8, len(ids)), lengths)
+            progress(int(draft.counts.sum()))
+        draft.end_part()
+    if not draft.counts[0]:
+        raise InputError(f"none of the {draft.counts.sum():,} conversations has a reply within {context} tokens.")
 
 
-def _verdict(source: int, target: int, cleaning: Cleaning) -> str:
-    if not source or not target:
-        return "empty"
-    longer, shorter = max(source, target), min(source, target)
-    if longer > cleaning.max_length:
-        return "too_long"
-    return "out_of_ratio" if longer > cleaning.max_ratio * (shorter + 2) else "kept"
+def _sequence(turns: list[list[int]], context: int) -> tuple[list[int], list[int]]:
+    """The last turns of a conversation, as many as fit, and which of their tokens are part of a reply."""
+    room = context
+    first = len(turns)
+    while first and len(turns[first - 1]) < room:
+        first -= 1
+        room -= len(turns[first]) + 1
+    sequence: list[int] = []
+    mask: list[int] = []
+    for place in range(first, len(turns)):
+        sequence += [*turns[place], END]
+        mask += [place % 2] * (len(turns[place]) + 1)
+    return sequence, mask
 
 
-def _chunks(pairs: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    iterator = iter(pairs)
-    while chunk := list(islice(iterator, CHUNK)):
+def _flat(tokenizer: Tokenizer, sentences: Sequence[Sequence[int]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Ids end to end, in as few bytes as the vocabulary allows, and how many each sentence has."""
+    lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
+    dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
+    return np.fromiter(chain.from_iterable(sentences), dtype, lengths.sum()), lengths
+
+
+def _verdicts(source: NDArray[np.int64], target: NDArray[np.int64], cleaning: Cleaning) -> NDArray[np.int64]:
+    """What becomes of each pair, as its place in `Counts`."""
+    longer, shorter = np.maximum(source, target), np.minimum(source, target)
+    tests = [shorter == 0, longer > cleaning.max_length, longer > cleaning.max_ratio * (shorter + 2)]
+    return np.select(tests, [1, 2, 3], 0)
+
+
+def _chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
+    chunk: list[Item] = []
+    total = 0
+    for item in items:
+        chunk.append(item)
+        total += size(item)
+        if len(chunk) >= CHUNK or total >= CHUNK_TEXT:
+            yield chunk
+            chunk, total = [], 0
+    if chunk:
         yield chunk
 
 
-def _key(corpora: Sequence[Corpus], tokenizer: Tokenizer, cleaning: Cleaning) -> str:
-    digest = hashlib.blake2b(repr((FORMAT, cleaning)).encode(), digest_size=16)
+def _key(question: tuple[Any, ...], corpora: Sequence[Corpus | Text | Dialogue], tokenizer: Tokenizer) -> str:
+    digest = hashlib.blake2b(repr((FORMAT, question)).encode(), digest_size=16)
     digest.update(tokenizer.model)
     for corpus in corpora:
-        for path in corpus if isinstance(corpus, Parallel) else [corpus.path]:
+        for path in corpus:
             digest.update(f"{type(corpus).__name__} {''.join(path.suffixes)}\0".encode())
             try:
                 with path.open("rb") as file:

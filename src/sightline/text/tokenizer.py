@@ -1,45 +1,90 @@
-"""Sub-word tokens by sentencepiece. Text goes in raw and comes out raw; nobody tokenises by hand.
+"""Sub-word tokens: raw text goes in, raw text comes out; nobody tokenises by hand.
 
-One vocabulary serves source and target. Letters it has never seen are written as bytes, so nothing is unknown.
+Our own vocabularies are sentencepiece's: one serves source and target, and letters it has never seen are written as
+bytes, so nothing is unknown. Those of BERT (WordPiece) and GPT-2 (byte-level BPE) are read as well. Whatever a
+vocabulary's own numbers are, ours begin with the same four special tokens; its other entries follow in its own order.
 """
 
 import io
+import json
+import random
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import sentencepiece
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from sightline.errors import InputError
 
 __all__ = ["END", "PAD", "START", "UNKNOWN", "Tokenizer", "suggest_vocab_size"]
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3
+NAMES = "<pad>", "<s>", "</s>", "<unk>"  # where a vocabulary has none of its own
+
+SAMPLE_LINES = 1_000_000
+SAMPLE_TEXT = 100_000_000  # characters
+FEW = 64  # texts; threads would take longer to start than to work
+SEEDING = threading.Lock()  # sentencepiece has one seed for the whole process
+
+
+class Special(NamedTuple):
+    """The vocabulary's own ids of the four special tokens; -1 where it has none."""
+
+    pad: int
+    start: int
+    end: int
+    unknown: int
+
+
+class Vocabulary(Protocol):
+    """What a tokenizer needs from a library, in the vocabulary's own ids."""
+
+    special: Special
+
+    @property
+    def ids(self) -> Sequence[int]: ...
+    def encode(self, texts: list[str]) -> list[list[int]]: ...
+    def decode(self, ids: list[int]) -> str: ...
+    def piece(self, own: int) -> str: ...
 
 
 class Tokenizer:
-    """A sentencepiece model: raw text to ids, and back."""
+    """Raw text to ids, and back."""
 
     def __init__(self, model: bytes, where: str = "the tokenizer") -> None:
+        self._where = where
         self.model = model
-        self._pieces = sentencepiece.SentencePieceProcessor()
-        try:
-            self._pieces.LoadFromSerializedProto(model)
-        except RuntimeError:
-            raise InputError(f"{where}: this is not a sentencepiece model.") from None
+        """All there is to a tokenizer: `Tokenizer(model)` is the same one again."""
+        is_json = model.lstrip().startswith(b"{")
+        self._vocabulary: Vocabulary = HuggingFace(model, where) if is_json else SentencePiece(model, where)
+        special = self._vocabulary.special
+        self.own_ids = [*special, *(i for i in self._vocabulary.ids if i not in special)]
+        """For each id here the vocabulary's own, as weights trained elsewhere have it; -1 where it has none."""
+        self._ids = {own: ours for ours, own in enumerate(self.own_ids)}
+        self._alike = self.own_ids == list(range(len(self.own_ids)))
 
     @classmethod
     def train(cls, lines: Iterable[str], vocab_size: int) -> "Tokenizer":
-        """Learn a byte-pair vocabulary of at most this size from raw text. A small corpus gives a smaller one."""
-        sentences = [line for line in lines if line.strip()]
-        if not sentences:
+        """Learn a byte-pair vocabulary of at most this size from raw text. A small corpus gives a smaller one.
+
+        The text may be larger than memory: of more than 1,000,000 lines or 100,000,000 characters, lines are drawn by
+        chance, each as likely as any other. The same text always gives the same vocabulary.
+        """
+        sample = _sample(lines)
+        if not sample:
             raise InputError("there is no text to learn a vocabulary from.")
-        letters = len(set().union(*map(set, sentences)))
-        least = 4 + 256 + letters  # special tokens, bytes, letters
+        letters: set[str] = set()
+        for line in sample:
+            letters.update(line)
+        least = 4 + 256 + len(letters)  # special tokens, bytes, letters
         if vocab_size < least:
             raise InputError(f"a vocabulary of {vocab_size} is too small for this text, which needs at least {least}.")
         model = io.BytesIO()
         sentencepiece.SentencePieceTrainer.Train(
-            sentence_iterator=iter(sentences),
+            sentence_iterator=iter(sample),
             model_writer=model,
             model_type="bpe",
             vocab_size=vocab_size,
@@ -58,28 +103,49 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> "Tokenizer":
-        """Read a sentencepiece model file."""
+        """Read a vocabulary: a sentencepiece model; Hugging Face's `tokenizer.json`; BERT's `vocab.txt`; GPT-2's
+        `vocab.json` with its `merges.txt` beside it; or a folder that has one of the last three."""
+        path = Path(path)
         try:
-            return cls(Path(path).read_bytes(), str(path))
+            if path.is_dir():
+                path = _in_folder(path)
+            if path.suffix == ".txt":
+                return cls(_word_pieces(path), str(path))
+            if path.suffix == ".json" and not isinstance(_json(path).get("model"), dict):  # it may be a word
+                return cls(_byte_pairs(path), str(path))
+            return cls(path.read_bytes(), str(path))
         except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}.") from None
+            raise InputError(f"{error.filename or path}: cannot be read: {error.strerror}.") from None
 
     @property
     def size(self) -> int:
         """Entries of the vocabulary."""
-        return int(self._pieces.GetPieceSize())
+        return len(self.own_ids)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, without start and end."""
-        return [list(ids) for ids in self._pieces.Encode(list(texts))]
+    def encode(self, texts: Sequence[str], dropout: float = 0.0, seed: int = 0) -> list[list[int]]:
+        """The ids of each text, without start and end.
+
+        With `dropout` (BPE-dropout, Provilkov et al. 2020) each merge of two pieces is left out with this probability,
+        so that a model meets words in many spellings. The same texts, dropout and seed give the same ids.
+        """
+        if not dropout:
+            found = self._vocabulary.encode(list(texts))
+        elif not 0 < dropout <= 1:
+            raise InputError(f"a BPE-dropout of {dropout} is no probability; it must be between 0 and 1.")
+        elif isinstance(self._vocabulary, SentencePiece) and self._vocabulary.is_byte_pairs:
+            found = self._vocabulary.encode_with_dropout(list(texts), dropout, seed)
+        else:
+            raise InputError(f"{self._where}: BPE-dropout needs a sentencepiece model of byte pairs; this is none.")
+        return found if self._alike else [list(map(self._ids.__getitem__, ids)) for ids in found]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; padding, start and end say nothing."""
-        return str(self._pieces.Decode([i for i in map(int, ids) if i not in (PAD, START, END)]))
+        own = [self.own_ids[i] for i in map(int, ids) if i not in (PAD, START, END)]
+        return self._vocabulary.decode([i for i in own if i >= 0])
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """How each id is written in the vocabulary; ▁ stands for a space."""
-        return [str(self._pieces.IdToPiece(int(i))) for i in ids]
+        """How each id is written in the vocabulary; ▁ (in byte-level BPE Ġ) stands for a space."""
+        return [self._vocabulary.piece(self.own_ids[i]) if self.own_ids[i] >= 0 else NAMES[i] for i in map(int, ids)]
 
 
 def suggest_vocab_size(sentences: int) -> int:
@@ -88,3 +154,142 @@ def suggest_vocab_size(sentences: int) -> int:
         if sentences <= limit:
             return size
     return 32_000
+
+
+class SentencePiece:
+    """A vocabulary of the library sentencepiece."""
+
+    def __init__(self, model: bytes, where: str) -> None:
+        self._processor = found = sentencepiece.SentencePieceProcessor()
+        try:
+            found.LoadFromSerializedProto(model)
+        except RuntimeError:
+            raise InputError(f"{where}: this is not a sentencepiece model.") from None
+        self.ids = range(found.GetPieceSize())
+        self.special = Special(found.pad_id(), found.bos_id(), found.eos_id(), found.unk_id())
+
+    @property
+    def is_byte_pairs(self) -> bool:
+        """Byte pairs are scored by when they were merged, 0, -1, -2, ...; other kinds by how probable they are."""
+        return all(self._processor.GetScore(i).is_integer() for i in self.ids)
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return list(self._processor.Encode(texts, num_threads=1 if len(texts) < FEW else -1))
+
+    def encode_with_dropout(self, texts: list[str], dropout: float, seed: int) -> list[list[int]]:
+        """On one thread: which of several draws what would be left to chance."""
+        with SEEDING:
+            sentencepiece.set_random_generator_seed(seed)
+            return list(
+                self._processor.Encode(texts, enable_sampling=True, alpha=dropout, nbest_size=-1, num_threads=1)
+            )
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._processor.Decode(ids))
+
+    def piece(self, own: int) -> str:
+        return str(self._processor.IdToPiece(own))
+
+
+class HuggingFace:
+    """A vocabulary of the library tokenizers, as its JSON."""
+
+    def __init__(self, model: bytes, where: str) -> None:
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(model)
+        except Exception:  # the library raises nothing else
+            raise InputError(f"{where}: this is no vocabulary that the library tokenizers can read.") from None
+        self._tokenizer.encode_special_tokens = True  # who writes "[SEP]" means five letters
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self.ids = sorted(self._tokenizer.get_vocab().values())
+        self.special = Special(
+            pad=self._first("[PAD]", "<pad>"),
+            start=self._first("[CLS]", "<s>", "<|endoftext|>"),
+            end=self._first("[SEP]", "</s>", "<|endoftext|>"),
+            unknown=self._first("[UNK]", "<unk>"),
+        )
+
+    def _first(self, *names: str) -> int:
+        found = (self._tokenizer.token_to_id(name) for name in names)
+        return next((own for own in found if own is not None), -1)
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    def piece(self, own: int) -> str:
+        return str(self._tokenizer.id_to_token(own))
+
+
+def _in_folder(folder: Path) -> Path:
+    for name in ("tokenizer.json", "vocab.json", "vocab.txt"):
+        if (folder / name).exists():
+            return folder / name
+    raise InputError(f"{folder}: the folder has neither tokenizer.json nor vocab.json nor vocab.txt.")
+
+
+def _json(path: Path) -> dict[str, object]:
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: this is not a JSON object.")
+    return found
+
+
+def _word_pieces(path: Path) -> bytes:
+    """BERT's vocabulary: an entry a line. One without capital letters was learnt from text in small letters."""
+    try:
+        entries = path.read_text("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: this is not a text in UTF-8, an entry of the vocabulary in each line.") from None
+    if "[UNK]" not in entries:
+        raise InputError(f"{path}: the vocabulary has no entry [UNK], as one of BERT's has.")
+    small = not any(entry != entry.lower() for entry in entries if not entry.startswith("["))
+    tokenizer = tokenizers.Tokenizer(models.WordPiece({entry: i for i, entry in enumerate(entries)}))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=small)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer.to_str().encode()
+
+
+def _byte_pairs(path: Path) -> bytes:
+    """GPT-2's vocabulary: the ids of its entries, and beside them the merges, first learnt first."""
+    merges = path.with_name("merges.txt")
+    merges.open().close()  # a file that is missing is told as one
+    try:
+        tokenizer = tokenizers.Tokenizer(models.BPE.from_file(str(path), str(merges)))
+    except Exception:  # the library raises nothing else
+        raise InputError(f"{path}: this vocabulary and {merges.name} beside it do not belong together.") from None
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer.to_str().encode()
+
+
+def _sample(lines: Iterable[str]) -> list[str]:
+    """All lines that are not blank, or as many as a vocabulary needs: a reservoir, where the n-th line takes the place
+    of another with probability (room / n), so that in the end every line had the same chance."""
+    chance = random.Random(0)  # noqa: S311
+    kept: list[str] = []
+    seen = size = 0
+    room = SAMPLE_LINES
+    for line in lines:
+        if not line or line.isspace():
+            continue
+        seen += 1
+        if len(kept) < room:
+            kept.append(line)
+            size += len(line)
+        elif (place := int(chance.random() * seen)) < room:
+            size += len(line) - len(kept[place])
+            kept[place] = line
+        while size > SAMPLE_TEXT and len(kept) > 1:
+            place = chance.randrange(len(kept))
+            kept[place], kept[-1] = kept[-1], kept[place]
+            size -= len(kept.pop())
+            room = len(kept)
+    return kept

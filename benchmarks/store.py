@@ -1,0 +1,111 @@
+"""Memory and time of a tokenised corpus, from small to large: `python benchmarks/store.py [--pairs 100000 1000000]`.
+
+Neither the memory of preparing and reading nor the time of a read may grow with the corpus. Each size has a process of
+its own, without torch: what is measured is the store.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sightline.data.corpus import Table
+from sightline.data.store import prepare
+from sightline.text.tokenizer import Tokenizer
+
+READS, ROWS = 200, 256
+
+
+def main() -> None:
+    """Measure every size, and keep the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, nargs="+", default=[100_000, 1_000_000, 5_000_000])
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # one size, in its own process
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(measure(arguments.measure)))
+        return
+    rows = []
+    for count in arguments.pairs:
+        with tempfile.TemporaryDirectory() as folder:
+            write(Path(folder), count)
+            command = [sys.executable, __file__, "--measure", folder]
+            rows.append(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))  # noqa: S603
+        print(json.dumps(rows[-1]))
+
+    from common import keep, where  # noqa: PLC0415 (it imports torch, and a process begins with its parent's memory)
+
+    print(keep("store", {**where("numpy", "sentencepiece"), "reads": READS, "rows_a_read": ROWS, "sizes": rows}))
+
+
+def write(folder: Path, count: int) -> None:
+    """A corpus of as many pairs, and a vocabulary for it."""
+    lines = [f"{source}\t{target}" for source, target in islice(sentences(), 50_000)]
+    with (folder / "pairs.tsv").open("w") as file:
+        for number in range(count):
+            file.write(f"{number} {lines[number % len(lines)]} {number}\n")  # no two alike
+    tokenizer = Tokenizer.train((side for line in lines for side in line.split("\t")), 8_000)
+    (folder / "tokenizer.model").write_bytes(tokenizer.model)
+
+
+def sentences() -> Iterator[tuple[str, str]]:
+    """Pairs of sentences of invented words, which are as frequent as the words of a language (Zipf)."""
+    chance = np.random.default_rng(0)
+    letters = np.array(list("eeeeaaaiioounnnrrrsssttthhlldmcgpbfwkvz"))
+    words = np.array(["".join(chance.choice(letters, size)) for size in chance.integers(2, 10, 30_000)])
+    odds = 1 / np.arange(1, len(words) + 1)
+    while True:
+        drawn = chance.choice(words, 100_000, p=odds / odds.sum())
+        lengths = chance.integers(4, 20, 2 * 2_000)
+        parts = np.split(drawn, lengths.cumsum())[:-1]
+        texts = [" ".join(part) for part in parts]
+        yield from zip(texts[::2], texts[1::2], strict=True)
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """Prepare, prepare again, and read at random."""
+    tokenizer = Tokenizer.load(folder / "tokenizer.model")
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
+        store = prepare([Table(folder / "pairs.tsv")], tokenizer, folder / "cache")
+        seconds.append(time.perf_counter() - start)
+    prepared = peak()
+    chance = np.random.default_rng(1)
+    times = []
+    for _ in range(READS):
+        indices = chance.integers(0, len(store), ROWS)
+        start = time.perf_counter()
+        for side in (store.source, store.target):
+            assert side is not None
+            side.take(indices)
+        times.append(time.perf_counter() - start)
+    tokens = int(store.target.starts[-1])
+    return {
+        "pairs": len(store),
+        "target_tokens": tokens,
+        "seconds_to_prepare": round(seconds[0], 1),
+        "seconds_when_found": round(seconds[1], 2),
+        "milliseconds_a_read": round(1000 * float(np.median(times)), 3),
+        "milliseconds_first_read": round(1000 * times[0], 1),
+        "peak_mib_prepared": prepared,
+        "peak_mib": peak(),
+    }
+
+
+def peak() -> int:
+    """The most resident memory this process ever had, in MiB. (What getrusage tells includes its parent's.)"""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) // 1024
+
+
+if __name__ == "__main__":
+    main()
