@@ -80,7 +80,7 @@ def test_batch_order_does_not_matter(variant):
 def test_one_side_packed_and_the_other_padded_is_refused():
     model = translator()
     row, packing = packed([ids(3), ids(2)])
-    with pytest.raises(InputError, match="both packed or both padded"):
+    with pytest.raises(InputError, match="both packed, both sharing rows or both padded"):
         model(row, ids(1, 5), packing)
 
 

@@ -14,7 +14,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from sightline.errors import InputError
 
-__all__ = ["Layout", "Mask", "Packing", "SourceLayout", "attend_packed", "longest_row"]
+__all__ = ["Layout", "Mask", "Packing", "SharedRows", "SourceLayout", "attend_packed", "longest_row"]
 
 
 class Packing(NamedTuple):
@@ -51,9 +51,23 @@ class Packing(NamedTuple):
         return rows.index_put((self.sentence, self.position), packed)
 
 
-Layout = Bool[Tensor, "batch length"] | Packing | None
-SourceLayout = Bool[Tensor, "batch source"] | Packing | None
-"""Which cells of the rows are tokens: all (None), the True ones (False is padding, on the right), or packed ones."""
+class SharedRows(NamedTuple):
+    """Rows of one length that several short sentences share, one behind the other. What is left at the end of a row is
+    blank: in a source it belongs to no sentence (-1), in a target to the row's first one, which no token of it sees,
+    the blank being later than all of them. So every cell sees something, and no token sees a blank."""
+
+    sentence: Int[Tensor, "batch length"]  # of each cell: which sentence it belongs to,
+    position: Int[Tensor, "batch length"]  # and where in that sentence it stands
+
+    def to(self, device: torch.device | str) -> "SharedRows":
+        """The same on a device, without waiting for it."""
+        return SharedRows(*(x.to(device, non_blocking=True) for x in self))
+
+
+Layout = Bool[Tensor, "batch length"] | Packing | SharedRows | None
+SourceLayout = Bool[Tensor, "batch source"] | Packing | SharedRows | None
+"""Which cells of the rows are tokens: all (None), the True ones (False is padding, on the right), or those of several
+sentences, packed into one row or sharing many."""
 
 
 def longest_row(ids: Int[Tensor, "batch length"], layout: Layout, limit: int) -> int:
@@ -64,6 +78,9 @@ def longest_row(ids: Int[Tensor, "batch length"], layout: Layout, limit: int) ->
         longest = layout.longest
         if shape != (1, len(layout.sentence)):
             raise InputError(f"a packing of {len(layout.sentence)} tokens does not fit ids of shape {shape}.")
+    elif isinstance(layout, SharedRows):
+        if layout.sentence.shape != shape:
+            raise InputError(f"shared rows of shape {tuple(layout.sentence.shape)} do not fit ids of shape {shape}.")
     elif layout is not None and (layout.dtype != torch.bool or layout.shape != shape):
         kind = f"{layout.dtype} of shape {tuple(layout.shape)}"
         raise InputError(f"a layout is boolean (True = token) and of the ids' shape {shape}, not {kind}.")
@@ -87,8 +104,10 @@ class Mask(NamedTuple):
             if len(keys.starts) != len(queries.starts):
                 raise InputError("the packed rows of source and target must have as many sentences.")
             return cls(None, causal, (queries, keys))
-        if isinstance(keys, Packing) or isinstance(queries, Packing):
-            raise InputError("source and target are either both packed or both padded, not one of each.")
+        if isinstance(keys, SharedRows) and isinstance(queries, SharedRows):
+            return cls((queries.sentence[:, :, None] == keys.sentence[:, None])[:, None], causal, sighted=True)
+        if isinstance(keys, Packing | SharedRows) or isinstance(queries, Packing | SharedRows):
+            raise InputError("source and target are both packed, both sharing rows or both padded, not one of each.")
         return cls(None if keys is None else keys[:, None, None, :], causal)
 
     def dense(self, queries: int, keys: int, device: torch.device) -> Bool[Tensor, "batch heads query key"]:

@@ -19,7 +19,8 @@ from sightline.config import ModelConfig, PositionsConfig, StackConfig
 from sightline.errors import InputError
 from sightline.model.cache import Cache, LayerCache, Memory
 from sightline.model.initialise import initialise
-from sightline.model.mask import Layout, Mask, Packing, SourceLayout, attend_packed, longest_row
+from sightline.model.kernels import Dropout, add_and_norm, attention, narrow
+from sightline.model.mask import Layout, Mask, Packing, SharedRows, SourceLayout, attend_packed, longest_row
 
 __all__ = ["Attend", "DecoderOnly", "EncoderDecoder", "EncoderOnly", "Model", "build"]
 
@@ -88,7 +89,7 @@ class Embedding(nn.Module):
         self.positions = Positions(config.positions, config.d_model) if added else None
         self.segments = nn.Embedding(config.segments, config.d_model) if config.segments else None
         self.norm = nn.LayerNorm(config.d_model, config.norm_epsilon) if config.embedding_norm else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
 
     def forward(self, ids: Ids, positions: Int[Tensor, "#batch length"], segments: Ids | None = None) -> Vectors:
@@ -97,7 +98,7 @@ class Embedding(nn.Module):
             x = x + self.positions(positions)
         if self.segments is not None:
             x = x + self.segments(torch.zeros_like(ids) if segments is None else segments)
-        return self.dropout(self.norm(x))
+        return narrow(self.dropout(self.norm(x)))
 
 
 # --- Attention (§3.2)
@@ -118,7 +119,7 @@ class Attend(nn.Module):
         if mask.packed is not None:
             return attend_packed(q, k, v, mask.packed, mask.causal, dropout)
         allowed, blind = mask.for_kernel(q.shape[2], k.shape[2], q.device)
-        z = F.scaled_dot_product_attention(q, k, v, allowed, dropout, is_causal=mask.causal and allowed is None)
+        z = attention(q, k, v, allowed, dropout, mask.causal and allowed is None)
         return z if blind is None else z.masked_fill(blind, 0)
 
 
@@ -171,11 +172,10 @@ class CrossAttention(MultiHeadAttention):
 
     def forward(self, x: Vectors, memory: Memory) -> Vectors:
         (q,), (k, v, mask) = self.split(self.query(x), 1), memory
-        beams = len(q) // max(len(k), 1)
         if len(q) == len(k):
             return self.concat(self.attend(q, k, v, mask))
         # The beams of a sentence put their queries one after another to the one copy of its keys and values.
-        q = q.view(len(k), beams, *q.shape[1:]).transpose(1, 2)
+        q = q.view(len(k), -1, *q.shape[1:]).transpose(1, 2)
         z = self.attend(q.flatten(2, 3), k, v, mask).view(q.shape)
         return self.concat(z.transpose(1, 2).flatten(0, 1))
 
@@ -202,7 +202,7 @@ class FeedForward(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
         self.inner = nn.Linear(config.d_model, 2 * d_ff if config.activation == "swiglu" else d_ff)
         self.outer = nn.Linear(d_ff, config.d_model)
-        self.dropout = nn.Dropout(config.activation_dropout)
+        self.dropout = Dropout(config.activation_dropout)
 
     def forward(self, x: Vectors) -> Vectors:
         return self.outer(self.dropout(self.activation(self.inner(x))))
@@ -216,12 +216,12 @@ class Residual(nn.Module):
         super().__init__()
         self.pre = config.norm == "pre"
         self.norm = nn.LayerNorm(config.d_model, config.norm_epsilon)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Vectors, sublayer: Callable[[Tensor], Tensor]) -> Vectors:
         if self.pre:
             return x + self.dropout(sublayer(self.norm(x)))
-        return self.norm(x + self.dropout(sublayer(x)))
+        return add_and_norm(x, sublayer(x), self.dropout, self.norm)
 
 
 # --- Layers and stacks (§3.1; figure 1)
@@ -264,7 +264,8 @@ class Stack(nn.Module):
     def positions(self, ids: Ids, layout: Layout) -> Int[Tensor, "#batch length"]:
         """0, 1, 2, ... along the row; from 0 again at each sentence of a packed row."""
         longest = longest_row(ids, layout, self.max_length)
-        return layout.position[None] if isinstance(layout, Packing) else torch.arange(longest, device=ids.device)[None]
+        places = torch.arange(longest, device=ids.device)[None]
+        return layout.position.view(ids.shape) if isinstance(layout, Packing | SharedRows) else places
 
     def waves(self, positions: Int[Tensor, "#batch length"]) -> Waves:
         return None if self.rotary is None else self.rotary(positions)[:, None]

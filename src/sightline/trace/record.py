@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sightline.errors import TraceError
-from sightline.model.mask import Layout, Mask, Packing
+from sightline.model.mask import Layout, Mask, Packing, SharedRows
 from sightline.model.transformer import (
     Attend,
     CrossAttention,
@@ -117,6 +117,8 @@ class Trace:
             return Traced(name, axes, values, {})
         sides = _sides(name, entry.layouts)
         layouts = {axis: entry.layouts.get(sides[axis]) for axis in axes if axis in sides}
+        if any(isinstance(layout, SharedRows) for layout in layouts.values()):
+            raise TraceError("sentences that share rows cannot be told apart in a trace; give each a row of its own.")
         packing = next((layout for layout in layouts.values() if isinstance(layout, Packing)), None)
         sentences = len(values) if packing is None else len(packing.starts) - 1
         if not 0 <= index < sentences:
@@ -437,6 +439,6 @@ def _sides(name: str, known: Mapping[str, Any]) -> dict[str, str]:
 def _cells(layout: Layout, sentence: int) -> Tensor | None:
     if layout is None:
         return None
-    if isinstance(layout, Packing):
+    if isinstance(layout, Packing | SharedRows):
         return (layout.sentence == sentence).nonzero()[:, 0]
     return layout[sentence].nonzero()[:, 0]

@@ -1,0 +1,90 @@
+"""What makes a pass fast and changes nothing in it: the same operations, computed in the way that suits the device.
+
+None of this needs reading to understand the model. `attention` is equation 1, `Dropout` is dropout, and `narrow` says
+in which precision vectors travel between the layers.
+"""
+
+import contextlib
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sightline.model.fused import fits, residual_norm
+
+__all__ = ["SHORT", "Dropout", "add_and_norm", "attention", "narrow", "share_keys"]
+
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+SHORT = 64
+"""Keys up to which plain matrix products beat the fused attention kernels, once the compiler has fused what is between
+them (docs/decisions/0007)."""
+
+
+def attention(
+    q: Float[Tensor, "batch heads query d_k"],
+    k: Float[Tensor, "batch heads key d_k"],
+    v: Float[Tensor, "batch heads key d_k"],
+    allowed: Bool[Tensor, "#batch #heads #query key"] | None,
+    dropout: float,
+    causal: bool,
+) -> Float[Tensor, "batch heads query d_k"]:
+    """softmax(q·kᵀ / √d_k)·v where `allowed`, or where no key is later than its query (`causal`, without `allowed`)."""
+    if not (q.is_cuda and torch.compiler.is_compiling() and k.shape[2] <= SHORT):
+        # cuDNN's kernel, torch's first choice on new GPUs, gives NaN once in some thousand steps where there is a mask.
+        with contextlib.nullcontext() if allowed is None or not q.is_cuda else sdpa_kernel(KERNELS):
+            return F.scaled_dot_product_attention(q, k, v, allowed, dropout, is_causal=causal)
+    scores = (q @ k.mT).float() * q.shape[-1] ** -0.5
+    if causal:
+        allowed = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
+    return F.dropout(scores.softmax(-1), dropout).to(v.dtype) @ v
+
+
+def add_and_norm(x: Tensor, y: Tensor, dropout: "Dropout", norm: nn.LayerNorm) -> Tensor:
+    """LayerNorm(x + dropout(y)). While training on a GPU with keys, by one hand-written kernel (fused.py)."""
+    if dropout.key is not None and dropout.training and fits(x, y):
+        return residual_norm(x, y, norm.weight, norm.bias, norm.eps, dropout.p, dropout.key)
+    return narrow(norm(x + dropout(y)))
+
+
+def narrow(x: Tensor) -> Tensor:
+    """Under autocast, vectors travel between the layers in its precision; sums and norms are still in float32."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+class Dropout(nn.Dropout):
+    """Dropout whose random numbers cost next to nothing in a compiled model on a GPU.
+
+    The usual generator (Philox) mixes each number in ten rounds: 4 ms of a 34 ms step of the base model. Given a key
+    (`share_keys`), which cells are dropped is a short hash of the key and the cell's number instead. Whoever gives keys
+    draws new ones before every pass. Without a key, or not compiled, this is torch's own dropout.
+    """
+
+    key: Int[Tensor, ""] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.key is None or not self.training or not self.p or not torch.compiler.is_compiling():
+            return super().forward(x)
+        return x * (keep(self.key, x.shape, self.p, x.device).to(x.dtype) / (1 - self.p))
+
+
+def keep(key: Int[Tensor, ""], shape: torch.Size, p: float, device: torch.device) -> Tensor:
+    """Which cells stay: the finaliser of MurmurHash3 (Appleby, 2008) over cell number and key, in 32 bits."""
+    cell = torch.arange(shape.numel(), dtype=torch.int32, device=device).view(shape)
+    h = cell ^ key
+    h = (h ^ ((h >> 16) & 0xFFFF)) * -2048144789
+    h = (h ^ ((h >> 13) & 0x7FFFF)) * -1028477387 + key
+    return ((h ^ ((h >> 16) & 0xFFFF)) & 0x7FFFFFFF) >= int(p * 2**31)
+
+
+def share_keys(model: nn.Module, device: torch.device | str) -> Int[Tensor, " dropouts"]:
+    """Give every dropout a key of its own. `keys.random_()` draws all of them anew."""
+    found = [module for module in model.modules() if isinstance(module, Dropout)]
+    keys = torch.zeros(len(found), dtype=torch.int32, device=device)
+    for module, key in zip(found, keys.unbind(), strict=True):
+        module.key = key
+    return keys
