@@ -1,10 +1,16 @@
-"""Models on disk: a folder with `config.json` and `model.safetensors`. Nothing in it can run code when it is loaded."""
+"""Models and training states on disk. Nothing in them can run code when they are loaded.
+
+A model is a folder with `config.json`, `model.safetensors` and, once there is a vocabulary, `tokenizer.model`. A
+training state is a folder `step-<number>` with `state.safetensors` and `state.json`, there whole or not at all.
+"""
 
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -14,19 +20,49 @@ from torch import Tensor
 from sightline.config import ModelConfig
 from sightline.errors import CheckpointError, ConfigError
 from sightline.model.transformer import Model, build
+from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["FORMAT", "fill", "load_model", "save_model"]
+__all__ = [
+    "FORMAT",
+    "fill",
+    "last_state",
+    "load_model",
+    "load_state",
+    "load_tokenizer",
+    "save_model",
+    "save_state",
+    "write_whole",
+]
 
 FORMAT = 1
 """The version of the folder's layout. It changes only when older folders could no longer be read."""
 
 
-def save_model(model: Model, folder: Path | str) -> None:
+def save_model(model: Model, folder: Path | str, tokenizer: Tokenizer | None = None) -> None:
     """Write a model. Whenever the machine stops, the folder has the old model or the new one, and never half of one."""
-    folder = Path(folder)
-    weights = {name: weight.detach().contiguous().cpu() for name, weight in model.named_parameters()}
-    config = {"format": FORMAT, "model": model.config.model_dump()}  # all of it: defaults may change one day
-    files = {"model.safetensors": save(weights), "config.json": json.dumps(config, indent=2).encode() + b"\n"}
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    save_weights(weights, model.config, folder, tokenizer)
+
+
+def save_weights(
+    weights: Mapping[str, Tensor], config: ModelConfig, folder: Path | str, tokenizer: Tokenizer | None = None
+) -> None:
+    """The same, where the weights are not in a model."""
+    about = {"format": FORMAT, "model": config.model_dump()}  # all of it: defaults may change one day
+    files = {
+        "model.safetensors": save({name: weight.contiguous().cpu() for name, weight in weights.items()}),
+        "config.json": json.dumps(about, indent=2).encode() + b"\n",
+    }
+    if tokenizer is not None:
+        files["tokenizer.model"] = tokenizer.model
+    try:
+        write_whole(Path(folder), files)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: the model cannot be written: {error.strerror}.") from None
+
+
+def write_whole(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files so that each is there whole or as it was before."""
     beside = {name: folder / f".{name}.partial" for name in files}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -37,11 +73,70 @@ def save_model(model: Model, folder: Path | str) -> None:
                 os.fsync(file.fileno())
         for name, path in beside.items():
             path.replace(folder / name)
-    except OSError as error:
+    except OSError:
         for path in beside.values():
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
-        raise CheckpointError(f"{folder}: the model cannot be written: {error.strerror}.") from None
+        raise
+
+
+def load_tokenizer(folder: Path | str) -> Tokenizer:
+    """The vocabulary of a model."""
+    path = Path(folder) / "tokenizer.model"
+    if not path.exists():
+        raise CheckpointError(f"{folder}: there is no tokenizer.model beside the model.")
+    return Tokenizer.load(path)
+
+
+def save_state(folder: Path, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
+    """Keep the state of a training run, in place of older ones. Until it is whole on the disk, the older ones stay."""
+    kept = folder / f"step-{step:08}"
+    draft = folder / f".{kept.name}.partial"
+    files = {
+        "state.safetensors": save({name: value.detach().contiguous().cpu() for name, value in tensors.items()}),
+        "state.json": json.dumps({"format": FORMAT, **about}, indent=2).encode() + b"\n",
+    }
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        write_whole(draft, files)
+        shutil.rmtree(kept, ignore_errors=True)  # the same step, once more: nothing new would be lost
+        draft.replace(kept)
+        _to_disk(folder)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise CheckpointError(
+            f"{folder}: the state of the run cannot be written: {error.strerror}; what was saved before is still there."
+        ) from None
+    for old in _states(folder):
+        if old != kept:
+            shutil.rmtree(old, ignore_errors=True)
+    return kept
+
+
+def last_state(folder: Path) -> Path | None:
+    """The newest training state in a folder, if there is one."""
+    return max(_states(folder), default=None)
+
+
+def load_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `save_state` kept."""
+    try:
+        return load_file(folder / "state.safetensors"), json.loads((folder / "state.json").read_text("utf-8"))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{folder}: the state of the run cannot be read: {error}.") from None
+
+
+def _states(folder: Path) -> Iterable[Path]:
+    return folder.glob("step-*") if folder.is_dir() else ()
+
+
+def _to_disk(folder: Path) -> None:
+    """A new name in a folder is safe once the folder itself is on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def load_model(folder: Path | str, device: torch.device | str = "cpu") -> Model:

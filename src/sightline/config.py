@@ -19,7 +19,18 @@ from pydantic_core import ErrorDetails
 
 from sightline.errors import ConfigError
 
-__all__ = ["Config", "ModelConfig", "PositionsConfig", "StackConfig", "explained", "load", "options", "presets"]
+__all__ = [
+    "Config",
+    "DataConfig",
+    "ModelConfig",
+    "PositionsConfig",
+    "StackConfig",
+    "TrainConfig",
+    "explained",
+    "load",
+    "options",
+    "presets",
+]
 
 Size = Annotated[int, Field(gt=0, lt=10**9, strict=True)]
 Rate = Annotated[float, Field(ge=0, lt=1, strict=True)]
@@ -170,11 +181,102 @@ class ModelConfig(Options):
         return self
 
 
+class DataConfig(Options):
+    """The text a model learns from, and what becomes of it on the way."""
+
+    tokenizer: str | None = None
+    """A vocabulary to use: a sentencepiece model, a tokenizer.json, BERT's vocab.txt, or GPT-2's vocab.json beside its
+    merges.txt. Without one, a joint sentencepiece vocabulary is learned from the training text."""
+    vocab_size: Size | None = None
+    """Entries of the vocabulary that is learned. Left out, it is chosen from the size of the corpus."""
+    max_length: Annotated[int, Field(ge=8, lt=10**6, strict=True)] = 250
+    """Tokens; a pair with a longer side is left out. Texts and dialogues are cut to it."""
+    max_ratio: Annotated[float, Field(gt=1, strict=True)] = 4.0
+    """A pair is left out when one side has so many times the tokens of the other."""
+    bpe_dropout: Rate = 0.0
+    """Chance that a merge of the vocabulary is skipped, so that words are seen cut in different ways (Provilkov et al.,
+    2020, arXiv:1910.13267). Helps small corpora."""
+    readings: Size = 8
+    """With bpe_dropout: how many cuts of the corpus are prepared; the epochs take turns."""
+
+
+class TrainConfig(Options):
+    """How a model is trained. The defaults are the paper's (§5)."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 1
+    """Decides the first weights, the order of the data and dropout. The same seed gives the same run."""
+    epochs: Annotated[float, Field(gt=0, le=10**6)] = 20
+    """How often the corpus is seen."""
+    steps: Size | None = None
+    """Updates; where it is given, it decides instead of epochs."""
+    batch_tokens: Size | Literal["auto"] = 4096
+    """Tokens of each side in one batch, on each device; auto finds how many the device's memory holds."""
+    accumulate: Size = 1
+    """Batches whose gradients are summed before one update."""
+    rows: Literal["auto", "padded", "packed", "shared"] = "auto"
+    """padded: sentences of like length, each in a row of its own; packed: all in one row; shared: several in each of
+    many rows of one length, so that all batches have one shape. auto: shared on a GPU, else padded."""
+    optimizer: Literal["adam", "adamw", "muon"] = "adam"
+    """adam (the paper's); adamw: weight decay apart from the gradient; muon: matrices are moved by orthogonal updates,
+    everything else by adamw."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1.0
+    """The highest rate; for schedule = "noam", a factor (1 in the paper)."""
+    schedule: Literal["noam", "inverse-sqrt", "cosine", "linear", "constant"] = "noam"
+    """How the rate goes down after the warm-up; noam is the paper's equation 3."""
+    warmup: Annotated[int, Field(ge=0, lt=10**9, strict=True)] = 4000
+    """Updates in which the rate goes up."""
+    betas: tuple[Rate, Rate] = (0.9, 0.98)
+    """Adam's two rates of forgetting."""
+    epsilon: Annotated[float, Field(gt=0)] = 1e-9
+    """Added to Adam's divisor."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Pulls matrices (not norms, biases or embeddings) towards zero."""
+    clip: Annotated[float, Field(ge=0)] = 0.0
+    """Gradients longer than this are shortened to it; 0 leaves them."""
+    smoothing: Rate = 0.1
+    """Label smoothing (§5.4)."""
+    r_drop: Annotated[float, Field(ge=0)] = 0.0
+    """Each batch is passed twice, and the distance of the two answers is added to the loss, times this (Liang et al.,
+    2021, arXiv:2106.14448). Helps small corpora, at twice the cost of a step."""
+    ema: Rate = 0.0
+    """Keep a running average of the weights, which forgets at this rate a step (0.999 is usual); it is what is tested
+    and kept. 0: none."""
+    average: Annotated[int, Field(ge=0, le=100, strict=True)] = 0
+    """At the end, the model is the mean of so many tested states of the run (where that tests better)."""
+    average_of: Literal["last", "best"] = "last"
+    """Which states these are."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of matrix products in training. auto: bfloat16 on a GPU that has it."""
+    compile: Flag | Literal["auto"] = "auto"
+    """Compile the layers. auto: on a GPU, where the run is long enough to earn back the time it takes."""
+    graphs: Flag | Literal["auto"] = "auto"
+    """Record each step on the GPU once and replay it, so that nothing waits for Python. auto: on one GPU."""
+    shard: Flag = False
+    """With several processes: split weights, gradients and optimizer among them (FSDP2), instead of copying (DDP)."""
+    report_every: Size = 50
+    """Updates between two reports."""
+    validate_every: Size | None = None
+    """Updates between two tests on the validation text. Left out: at the end of each epoch, or ten times in a run,
+    whichever is less often."""
+    save_every: Size | None = None
+    """Updates between two checkpoints to resume from. Left out: when it is tested."""
+    patience: Annotated[int, Field(ge=0, strict=True)] = 0
+    """Stop after so many tests without a better result; 0: never."""
+    best_by: Literal["loss", "bleu", "chrf"] = "bleu"
+    """What decides which tested state is best. Models that do not translate are judged by loss."""
+    beam: Size = 1
+    """Beams of the translations a test makes."""
+
+
 class Config(Options):
     """Everything a run is configured by."""
 
     model: ModelConfig = ModelConfig()
     """The Transformer itself."""
+    data: DataConfig = DataConfig()
+    """The text it learns from."""
+    train: TrainConfig = TrainConfig()
+    """How it learns."""
 
 
 def presets() -> dict[str, dict[str, Any]]:

@@ -6,6 +6,7 @@ __all__ = [
     "InputError",
     "SightlineError",
     "TraceError",
+    "TrainingError",
 ]
 
 
@@ -27,3 +28,7 @@ class CheckpointError(SightlineError):
 
 class TraceError(SightlineError):
     """A model that cannot be looked into, or a trace that cannot be read."""
+
+
+class TrainingError(SightlineError):
+    """A run that cannot go on."""

@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from sightline.cli import config, demo, doctor
+from sightline.cli import config, demo, doctor, train
 from sightline.errors import SightlineError
 
 __all__ = ["app", "main"]
@@ -22,6 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(demo.demo)
+app.command()(train.train)
 app.add_typer(config.app, name="config")
 app.command()(doctor.doctor)
 
@@ -44,3 +45,7 @@ def main() -> None:
     except SightlineError as error:
         typer.echo(str(error), err=True)
         sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

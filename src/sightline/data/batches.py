@@ -1,10 +1,13 @@
-"""Which sentences train together: a pure function of lengths, budget, seed and epoch.
+"""Which sentences train together, and the tensors they become.
 
-Sentences of like length share a batch, so that little or nothing is padding; a batch holds as many as the token budget
-allows; and both who meets whom and the order of the batches are drawn anew in every epoch.
+A plan is a pure function of lengths, budget, seed and epoch. There are two ways to waste little on padding. Sentences
+of like length, each in a row of its own (`plan`): good where shapes may differ from batch to batch. Or rows of one
+length that several sentences share (`plan_shared`): all batches of a length have one shape, as compiled code and
+recorded CUDA graphs want it, and the sentences of a batch are mixed by chance. Who meets whom, and the order of the
+batches, are drawn anew in every epoch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,28 +15,37 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sightline.data.store import Store
+from sightline.data.store import Side, Store
 from sightline.errors import InputError
-from sightline.model.mask import Packing
-from sightline.text.tokenizer import END, PAD, START
+from sightline.model.mask import Packing, SharedRows
+from sightline.text.tokenizer import END, PAD, START, UNKNOWN
 
-__all__ = ["Batch", "collate", "collate_packed", "plan"]
+__all__ = ["Batch", "Shared", "collate", "collate_packed", "collate_shared", "mask_words", "plan", "plan_shared"]
 
 WINDOW = 100_000
 """Sentences are sorted by length within windows of so many, in an order that is shuffled first."""
+ROW = 64
+"""Cells of a shared row; sentences that are longer share rows twice as long, or four times, ..."""
+
+Ints = NDArray[np.int64]
+Lengths = NDArray[np.int32]
+
+
+# --- Plans
 
 
 def plan(
-    source: NDArray[np.int32], target: NDArray[np.int32], budget: int, seed: int, epoch: int
+    source: Lengths, target: Lengths, budget: int, seed: int, epoch: int, pairs: Ints | None = None
 ) -> list[NDArray[np.int64]]:
-    """The batches of an epoch, as indices of pairs. In each, rows times the longest row is at most `budget` tokens, on
-    either side (one token more a sentence for its start or end)."""
+    """The batches of an epoch, as indices of pairs: all of them, or those given, in which one may stand several times.
+    In each, rows times the longest row is at most `budget` tokens, on either side (one token more a sentence for its
+    start or end)."""
     longest = int(max(source.max(initial=0), target.max(initial=0))) + 1
     if longest > budget:
         raise InputError(f"a budget of {budget} tokens a batch is less than the longest sentence, which has {longest}.")
     chance = np.random.default_rng([seed, epoch])
-    order = chance.permutation(len(source))
-    batches: list[NDArray[np.int64]] = []
+    order = chance.permutation(np.arange(len(source)) if pairs is None else pairs)
+    batches: list[Ints] = []
     for first in range(0, len(order), WINDOW):
         window = order[first : first + WINDOW]
         window = window[np.lexsort((source[window], target[window]))]
@@ -41,7 +53,7 @@ def plan(
     return [batches[i] for i in chance.permutation(len(batches))]
 
 
-def _cut(window: NDArray[np.int64], lengths: NDArray[np.int32], budget: int) -> list[NDArray[np.int64]]:
+def _cut(window: Ints, lengths: Lengths, budget: int) -> list[Ints]:
     batches, start, longest = [], 0, 0
     for end, length in enumerate(lengths.tolist()):
         longest = max(longest, length)
@@ -52,64 +64,244 @@ def _cut(window: NDArray[np.int64], lengths: NDArray[np.int32], budget: int) -> 
     return batches
 
 
-class Batch(NamedTuple):
-    """Sentences that train together. The decoder is given `target_in` and is to answer `target_out`."""
+class Shared(NamedTuple):
+    """A batch of shared rows: which pair goes into which row. Within a row they stand in this order."""
 
-    source: Tensor
-    source_layout: Tensor | Packing
+    pairs: Ints
+    row: Ints
+    rows: int
+    length: int
+
+
+def plan_shared(
+    source: Lengths, target: Lengths, budget: int, seed: int, epoch: int, pairs: Ints | None = None
+) -> list[Shared]:
+    """The batches of an epoch in shared rows. Each batch has `budget` cells on either side, in rows just long enough
+    (64, 128, 256, ...) for its longest sentence; sentences of very unequal lengths do not share a batch."""
+    chance = np.random.default_rng([seed, epoch])
+    order = chance.permutation(np.arange(len(source)) if pairs is None else pairs)
+    sizes = np.stack([source, target]) + 1  # with its start or end
+    longest = sizes.max(0)[order]
+    batches: list[Shared] = []
+    length = ROW
+    while len(order):
+        if length > budget:
+            longest_of_all = int(longest.max())
+            raise InputError(
+                f"a budget of {budget} tokens a batch is less than the row of {length} cells that the longest "
+                f"sentence, which has {longest_of_all} tokens, needs."
+            )
+        fits = longest <= length
+        batches += _fill(order[fits], sizes, budget // length, length)
+        order, longest, length = order[~fits], longest[~fits], 2 * length
+    return [batches[i] for i in chance.permutation(len(batches))]
+
+
+def _fill(order: Ints, sizes: NDArray[np.int32], rows: int, length: int) -> list[Shared]:
+    """Fill one batch after another with the next sentences; what finds no place is the first of the next batch."""
+    batches = []
+    while len(order):
+        together = sizes[:, order].max(0).cumsum()
+        count = max(1, int(np.searchsorted(together, rows * length, side="right")))
+        waiting = order[:count]
+        waiting = waiting[np.argsort(-sizes[:, waiting].max(0), kind="stable")]
+        room = np.full((2, rows), length)
+        placed: list[tuple[Ints, Ints]] = []
+        rest: list[Ints] = []
+        # Round by round each row gets one sentence: the longest that waits goes where most room is left.
+        while len(waiting):
+            now, waiting = waiting[:rows], waiting[rows:]
+            into = np.argsort(-room.min(0), kind="stable")[: len(now)]
+            fits = (sizes[:, now] <= room[:, into]).all(0)
+            room[:, into[fits]] -= sizes[:, now[fits]]
+            placed.append((now[fits], into[fits]))
+            rest.append(now[~fits])
+        pairs, row = (np.concatenate(part) for part in zip(*placed, strict=True))
+        batches.append(Shared(pairs, row, rows, length))
+        order = np.concatenate([*rest, order[count:]])
+    return batches
+
+
+# --- Tensors
+
+
+class Batch(NamedTuple):
+    """Sentences that train together. The decoder is given `target_in` and is to answer `target_out`. A model without a
+    decoder reads `target_in`, a model without an encoder has no source."""
+
+    source: Tensor | None
+    source_layout: Tensor | Packing | SharedRows | None
     target_in: Tensor
     target_out: Tensor
-    target_layout: Packing | None
+    target_layout: Tensor | Packing | SharedRows | None
     tokens: int
     """Target tokens that count in the loss: all but padding."""
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on a device, without waiting for it."""
 
-        def move(value: Tensor | Packing | int | None) -> Any:
-            if isinstance(value, Tensor):
-                return value.to(device, non_blocking=True)
-            return value.to(device) if isinstance(value, Packing) else value
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
-        return Batch(*map(move, self))
+    def pinned(self) -> "Batch":
+        """The same in memory from which a GPU can fetch it by itself."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        def changed(value: Any) -> Any:
+            if isinstance(value, Packing | SharedRows):
+                return type(value)(*map(changed, value))
+            return change(value) if isinstance(value, Tensor) else value
+
+        return Batch(*map(changed, self))
+
+    def twice(self) -> "Batch":
+        """All rows two times, for two passes in one."""
+        if isinstance(self.target_layout, Packing):
+            raise InputError("a packed row cannot be passed twice; choose train.rows = padded or shared.")
+        return self._each(lambda tensor: torch.cat([tensor, tensor]))._replace(tokens=2 * self.tokens)
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors in it, in a fixed order."""
+        parts = [part for value in self for part in (value if isinstance(value, Packing | SharedRows) else [value])]
+        return [part for part in parts if isinstance(part, Tensor)]
 
 
-def collate(store: Store, indices: Sequence[int] | NDArray[np.int64]) -> Batch:
+def collate(store: Store, indices: Sequence[int] | Ints) -> Batch:
     """Rows of one length, filled up with padding. Sources end in END; targets are shifted by one behind START."""
-    sources = [store.source[int(i)] for i in indices]
-    targets = [store.target[int(i)] for i in indices]
-    source = _rows([np.append(ids, END) for ids in sources])
-    return Batch(
-        source=source,
-        source_layout=source != PAD,
-        target_in=_rows([np.insert(ids, 0, START) for ids in targets]),
-        target_out=_rows([np.append(ids, END) for ids in targets]),
-        target_layout=None,
-        tokens=sum(len(ids) + 1 for ids in targets),
+    pairs = np.asarray(indices, np.int64)
+    into = np.arange(len(pairs))
+    source = None if store.source is None else _Cells(*store.source.take(pairs), into, len(pairs))
+    target = _Cells(*store.target.take(pairs), into, len(pairs))
+    source_ids = None if source is None else source.rows(source.ids, last=END)
+    target_out = target.rows(target.ids, last=END)
+    return _count(
+        store,
+        target,
+        pairs,
+        Batch(
+            source=source_ids,
+            source_layout=None if source_ids is None else source_ids != PAD,
+            target_in=target.rows(target.ids, first=START),
+            target_out=target_out,
+            target_layout=target_out != PAD if source is None else None,
+            tokens=int(target.sizes.sum()),
+        ),
     )
 
 
-def collate_packed(store: Store, indices: Sequence[int] | NDArray[np.int64]) -> Batch:
+def collate_shared(store: Store, shared: Shared) -> Batch:
+    """Rows of one length that sentences share."""
+    pairs, row, rows, length = shared
+    source = None if store.source is None else _Cells(*store.source.take(pairs), row, rows, length)
+    target = _Cells(*store.target.take(pairs), row, rows, length)
+    return _count(
+        store,
+        target,
+        pairs,
+        Batch(
+            source=None if source is None else source.rows(source.ids, last=END),
+            source_layout=None if source is None else source.layout(blank=np.full(rows, -1)),
+            target_in=target.rows(target.ids, first=START),
+            target_out=target.rows(target.ids, last=END),
+            target_layout=target.layout(blank=target.first_of_row()),
+            tokens=int(target.sizes.sum()),
+        ),
+    )
+
+
+def collate_packed(store: Store, indices: Sequence[int] | Ints) -> Batch:
     """All sentences end to end in one row, no padding."""
-    sources = [np.append(store.source[int(i)], END) for i in indices]
-    targets = [store.target[int(i)] for i in indices]
-    lengths = [len(ids) + 1 for ids in targets]
-    return Batch(
-        source=_row(sources),
-        source_layout=Packing.of([len(ids) for ids in sources]),
-        target_in=_row([np.insert(ids, 0, START) for ids in targets]),
-        target_out=_row([np.append(ids, END) for ids in targets]),
-        target_layout=Packing.of(lengths),
-        tokens=sum(lengths),
+    pairs = np.asarray(indices, np.int64)
+    into = np.zeros(len(pairs), np.int64)
+    source = None if store.source is None else _Cells(*store.source.take(pairs), into, 1)
+    target = _Cells(*store.target.take(pairs), into, 1)
+    return _count(
+        store,
+        target,
+        pairs,
+        Batch(
+            source=None if source is None else source.rows(source.ids, last=END),
+            source_layout=None if source is None else Packing.of(source.sizes.tolist()),
+            target_in=target.rows(target.ids, first=START),
+            target_out=target.rows(target.ids, last=END),
+            target_layout=Packing.of(target.sizes.tolist()),
+            tokens=int(target.sizes.sum()),
+        ),
     )
 
 
-def _rows(sentences: list[NDArray[np.int64]]) -> Tensor:
-    rows = np.full((len(sentences), max(map(len, sentences))), PAD, np.int64)
-    for row, sentence in zip(rows, sentences, strict=True):
-        row[: len(sentence)] = sentence
-    return torch.from_numpy(rows)
+class _Cells:
+    """Where in the rows of a batch each token of its sentences goes."""
+
+    def __init__(self, ids: NDArray[Any], lengths: Ints, row: Ints, rows: int, length: int | None = None) -> None:
+        self.ids, self.sizes, self.row = ids, lengths + 1, row
+        order = np.argsort(row, kind="stable")
+        filled = np.bincount(row, self.sizes, rows).astype(np.int64)  # cells of each row that are taken
+        self.length = length or int(filled.max())
+        ends = self.sizes[order].cumsum()
+        begins_of_rows = np.repeat(filled.cumsum() - filled, np.bincount(row, minlength=rows))
+        self.offset = np.empty_like(self.sizes)  # of each sentence, in its row
+        self.offset[order] = ends - self.sizes[order] - begins_of_rows
+        self.shape = (rows, self.length)
+        self.start = row * self.length + self.offset
+        self.sentence, self.position = _spread(self.sizes)
+        self.cells = np.repeat(self.start, self.sizes) + self.position
+
+    def rows(self, values: NDArray[Any], first: int = PAD, last: int = PAD) -> Tensor:
+        """The values of the tokens in their cells, behind `first` or before `last`; PAD elsewhere."""
+        cells = np.full(self.shape[0] * self.shape[1], PAD, np.int64)
+        edge = self.position == (np.repeat(self.sizes, self.sizes) - 1 if last else 0)
+        cells[self.cells[~edge]] = values
+        cells[self.cells[edge]] = first or last
+        return torch.from_numpy(cells.reshape(self.shape))
+
+    def layout(self, blank: Ints) -> SharedRows:
+        """Which sentence each cell belongs to; those that are left over belong to `blank`, for each row."""
+        sentence, position = np.repeat(blank, self.length), np.zeros(self.shape[0] * self.shape[1], np.int64)
+        sentence[self.cells], position[self.cells] = self.sentence, self.position
+        return SharedRows(*(torch.from_numpy(x.reshape(self.shape)) for x in (sentence, position)))
+
+    def first_of_row(self) -> Ints:
+        """The sentence that begins each row; -1 where a row has none."""
+        first = np.full(self.shape[0], -1)
+        begins = self.offset == 0
+        first[self.row[begins]] = begins.nonzero()[0]
+        return first
 
 
-def _row(sentences: list[NDArray[np.int64]]) -> Tensor:
-    return torch.from_numpy(np.concatenate(sentences).astype(np.int64))[None]
+def _spread(sizes: Ints) -> tuple[Ints, Ints]:
+    """For every token of sentences of these sizes: which sentence it is in, and where."""
+    sentence = np.repeat(np.arange(len(sizes)), sizes)
+    return sentence, np.arange(len(sentence)) - np.repeat(sizes.cumsum() - sizes, sizes)
+
+
+def _count(store: Store, target: _Cells, pairs: Ints, batch: Batch) -> Batch:
+    """Where only some tokens count in the loss (the replies of a conversation), the others are not asked for. The END
+    that closes a sequence counts as its last token does."""
+    if store.counted is None:
+        return batch
+    counted, _ = store.counted.take(pairs)
+    asked = target.rows(counted, last=1)
+    wanted = batch.target_out.where(asked != 0, torch.tensor(PAD))
+    return batch._replace(target_out=wanted, tokens=int((wanted != PAD).sum()))
+
+
+def mask_words(batch: Batch, vocab_size: int, seed: Sequence[int]) -> Batch:
+    """The same text as an exercise for a reader (BERT, §3.1): of every seventh token, on average, 8 in 10 are hidden
+    (UNKNOWN stands for it: with bytes to fall back on, no text has it), 1 in 10 is another word, and the model is to
+    say what was there."""
+    chance = np.random.default_rng(list(seed))
+    text = batch.target_in
+    luck, other = chance.random(text.shape), chance.integers(UNKNOWN + 1, vocab_size, text.shape)
+    asked = torch.from_numpy(luck < 0.15) & (text > UNKNOWN)
+    if not asked.any():  # a batch of one word
+        asked = text > UNKNOWN
+    shown = torch.where(torch.from_numpy(luck < 0.12), UNKNOWN, torch.from_numpy(other))
+    given = torch.where(asked & torch.from_numpy(luck < 0.135), shown, text)
+    wanted = torch.where(asked, text, PAD)
+    return batch._replace(target_in=given, target_out=wanted, tokens=int(asked.sum()))
+
+
+def lengths_of(side: Side | None, like: Lengths) -> Lengths:
+    """Of each sentence; of a side that is not there, those of the other."""
+    return like if side is None else side.lengths

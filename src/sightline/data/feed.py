@@ -1,0 +1,180 @@
+"""The endless stream of batches a run trains on, prepared while the device works.
+
+Batch after batch, epoch after epoch, as a pure function of the seed: whoever knows the epoch and the place in it knows
+all that comes, so a run that is resumed sees exactly what it would have seen. An update takes the next few batches of
+the stream; with several processes, each takes its own share of them.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.data.batches import (
+    Batch,
+    Shared,
+    collate,
+    collate_packed,
+    collate_shared,
+    lengths_of,
+    mask_words,
+    plan,
+    plan_shared,
+)
+from sightline.data.store import Store
+
+__all__ = ["Feed", "Place", "Update", "ahead"]
+
+Rows = Literal["padded", "packed", "shared"]
+Item = TypeVar("Item")
+
+
+class Place(NamedTuple):
+    """A place in the stream: the next batch is number `batch` of this epoch."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
+class Update(NamedTuple):
+    """The batches of one update."""
+
+    batches: list[tuple[int, Batch]]
+    """This process's share, each with its number in the update."""
+    tokens: int
+    """Target tokens in all processes' batches."""
+    cells: int
+    """Source and target tokens in them."""
+    place: Place
+    """Where the next update begins."""
+    epoch: float
+    """How often the corpus has been seen by then."""
+
+    def pinned(self) -> "Update":
+        """The same in memory from which a GPU can fetch it by itself."""
+        return self._replace(batches=[(number, batch.pinned()) for number, batch in self.batches])
+
+
+class Feed:
+    """Batches of a store. With several readings of the corpus (BPE-dropout), the epochs take turns among them."""
+
+    def __init__(
+        self, stores: list[Store], *, budget: int, seed: int, rows: Rows = "padded", masked: int | None = None
+    ) -> None:
+        """`masked`: batches are exercises for a reader, with random words out of a vocabulary of this size."""
+        self.stores, self.budget, self.seed, self.rows, self.masked = stores, budget, seed, rows, masked
+        self._plans: dict[int, list[Any]] = {}
+
+    def plan(self, epoch: int) -> list[Any]:
+        """What each batch of an epoch is made of."""
+        if epoch not in self._plans:
+            store = self._store(epoch)
+            target = store.target.lengths
+            make = plan_shared if self.rows == "shared" else plan
+            source = lengths_of(store.source, target)
+            drawn = store.draw(self.seed, epoch)
+            made = list(make(source, target, self.budget, self.seed, epoch, drawn))
+            self._plans = {0: self._plans.get(0, made), epoch: made}  # the first is asked for again and again
+        return self._plans[epoch]
+
+    def _store(self, epoch: int) -> Store:
+        return self.stores[epoch % len(self.stores)]
+
+    def batch(self, place: Place) -> Batch:
+        """The batch at a place of the stream."""
+        store, chosen = self._store(place.epoch), self.plan(place.epoch)[place.batch]
+        if isinstance(chosen, Shared):
+            batch = collate_shared(store, chosen)
+        else:
+            batch = (collate_packed if self.rows == "packed" else collate)(store, chosen)
+        return batch if self.masked is None else mask_words(batch, self.masked, [self.seed, *place])
+
+    def updates(self, place: Place, accumulate: int = 1, rank: int = 0, world: int = 1) -> Iterator[Update]:
+        """The updates from this place on, without end."""
+        while True:
+            mine, tokens, cells = [], 0, 0
+            for number in range(accumulate * world):
+                if number % world == rank:
+                    mine.append((number, self.batch(place)))
+                    tokens += mine[-1][1].tokens
+                else:
+                    tokens += self._tokens(place)
+                cells += self._cells(place)
+                place = Place(place.epoch, place.batch + 1)
+                if place.batch == len(self.plan(place.epoch)):
+                    place = Place(place.epoch + 1, 0)
+            epoch = place.epoch + place.batch / len(self.plan(place.epoch)) if place.batch else float(place.epoch)
+            yield Update(mine, tokens, cells, place, epoch)
+
+    def _pairs(self, place: Place) -> NDArray[np.int64]:
+        chosen = self.plan(place.epoch)[place.batch]
+        return chosen.pairs if isinstance(chosen, Shared) else chosen
+
+    def _cells(self, place: Place) -> int:
+        store, pairs = self._store(place.epoch), self._pairs(place)
+        sides = [store.target, *([store.source] if store.source is not None else [])]
+        return sum(int((side.starts[pairs + 1] - side.starts[pairs] + 1).sum()) for side in sides)
+
+    def _tokens(self, place: Place) -> int:
+        """Of another process's batch: they count in the loss of all."""
+        store = self._store(place.epoch)
+        if store.counted is not None or self.masked is not None:
+            return self.batch(place).tokens
+        starts, pairs = store.target.starts, self._pairs(place)
+        return int((starts[pairs + 1] - starts[pairs] + 1).sum())
+
+    def filled(self) -> float:
+        """The part of the cells of an epoch's batches that are tokens."""
+        store = self._store(0)
+        target = store.target.lengths
+        tokens = cells = 0
+        for chosen in self.plan(0):
+            pairs = chosen.pairs if isinstance(chosen, Shared) else chosen
+            sizes = [lengths_of(store.source, target)[pairs] + 1, target[pairs] + 1]
+            tokens += sum(int(size.sum()) for size in sizes)
+            if isinstance(chosen, Shared):
+                cells += 2 * chosen.rows * chosen.length
+            else:
+                cells += sum(int(size.sum() if self.rows == "packed" else size.max() * len(size)) for size in sizes)
+        return tokens / max(cells, 1)
+
+
+def ahead(make: Callable[[], Iterator[Item]], depth: int = 8) -> Generator[Item, None, None]:
+    """The same items, made by a thread of their own, so many ahead of whoever takes them."""
+    ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
+    closed = threading.Event()
+
+    def hand_over(item: tuple[Any, BaseException | None]) -> bool:
+        while not closed.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def work() -> None:
+        try:
+            for item in make():
+                if not hand_over((item, None)):
+                    return
+            hand_over((None, StopIteration()))
+        except BaseException as error:
+            hand_over((None, error))
+
+    thread = threading.Thread(target=work, name="sightline batches", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = ready.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield item
+    finally:
+        closed.set()
+        thread.join()

@@ -1,0 +1,1 @@
+"""How good it is, in numbers others can compare with."""

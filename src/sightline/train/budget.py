@@ -1,0 +1,50 @@
+"""How many tokens a batch may have before the device's memory is full."""
+
+import gc
+
+import torch
+
+from sightline.config import Config
+from sightline.data.batches import Batch
+from sightline.data.feed import Place, Update
+from sightline.model.mask import SharedRows
+from sightline.model.transformer import EncoderDecoder, build
+from sightline.train.step import Step
+
+__all__ = ["find_budget"]
+
+ROW = 64
+MOST = 131_072
+SHARE = 0.8
+"""Of the memory; the rest is for what differs from step to step."""
+
+
+def find_budget(config: Config, device: torch.device) -> int:
+    """Two small steps on made-up text are measured, and the line through them is followed to where memory is full. A
+    CPU gets the usual 4,096 tokens: there, larger batches only use more memory."""
+    if device.type != "cuda":
+        return 4096
+    small, large = 8192, 16_384
+    peaks = [_peak(config, device, tokens) for tokens in (small, large)]
+    slope = max((peaks[1] - peaks[0]) / (large - small), 1.0)
+    room = SHARE * torch.cuda.get_device_properties(device).total_memory - peaks[0]
+    budget = int(small + room / slope)
+    if budget < ROW:
+        return ROW
+    return min(MOST, budget // ROW * ROW)
+
+
+def _peak(config: Config, device: torch.device, tokens: int) -> int:
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    with torch.random.fork_rng(devices=[device]):
+        model = build(config.model).to(device).train()
+        step = Step(model, config.train, device, bfloat16=torch.cuda.is_bf16_supported())
+        ids = torch.full((tokens // ROW, ROW), 5)
+        rows = SharedRows(torch.zeros_like(ids), torch.arange(ROW).expand_as(ids))
+        pairs = isinstance(model, EncoderDecoder)
+        batch = Batch(ids if pairs else None, rows if pairs else None, ids, ids, rows, tokens)
+        for number in (1, 2):
+            step(Update([(0, batch)], tokens, 2 * tokens, Place(), 0.0), number, 0.0)
+    return torch.cuda.max_memory_allocated(device)

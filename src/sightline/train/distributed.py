@@ -1,0 +1,114 @@
+"""Several processes, started by `torchrun`. The only file that knows of ranks.
+
+Every process reads the same stream of batches and takes its share. By default each has the whole model (DDP); sharded
+(FSDP2), each has a part of every weight, gradient and optimizer state, and gathers a layer just before it is used.
+"""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sightline.errors import InputError
+
+__all__ = ["World"]
+
+
+class World:
+    """The processes that train together, seen from one of them. Without `torchrun` there is one."""
+
+    def __init__(self, device: str = "auto", *, shard: bool = False) -> None:
+        self.rank, self.size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self.device = _device(device)
+        self.sharded = shard and self.size > 1
+        if self.size > 1:
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)
+            if not dist.is_initialized():
+                dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes files and tells of the run."""
+        return self.rank == 0
+
+    def wrap(self, objective: nn.Module) -> nn.Module:
+        """The same computation, with gradients averaged over all processes."""
+        if self.size == 1:
+            return objective
+        if self.sharded:
+            return self._shard(objective)
+        ids = [self.device.index] if self.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(objective, device_ids=ids, gradient_as_bucket_view=True)
+
+    def _shard(self, objective: nn.Module) -> nn.Module:
+        from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - slow to import
+        from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
+
+        mesh = init_device_mesh(self.device.type, (self.size,))
+        for module in objective.modules():
+            for layer in getattr(module, "layers", []):
+                if hasattr(layer, "cross_attention"):  # the source's keys and values are made before the layer's turn
+                    fully_shard(layer.cross_attention.key_value, mesh=mesh)
+                fully_shard(layer, mesh=mesh)
+        fully_shard(objective, mesh=mesh)
+        return objective
+
+    def whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The same tensors, each put together from its parts. All processes must ask."""
+        return {name: getattr(value, "full_tensor", lambda v=value: v)() for name, value in tensors.items()}
+
+    def part_of(self, value: Tensor, like: Tensor) -> Tensor:
+        """This process's part of a whole tensor, cut as `like` is."""
+        mesh = getattr(like, "device_mesh", None)
+        if mesh is None:
+            return value.to(like.device)
+        from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415
+
+        return distribute_tensor(value.to(self.device), mesh, like.placements)  # type: ignore[attr-defined]
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so in any process. All must ask."""
+        if self.size == 1:
+            return flag
+        found = torch.tensor(float(flag), device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return bool(found)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def from_main(self, value: Any) -> Any:
+        """What the main process has."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, device=self.device)
+        return box[0]
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.size > 1:
+            dist.barrier()
+
+    def close(self) -> None:
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"--device {name}: it cannot be used here: {str(error).splitlines()[0]}") from None
+    return device

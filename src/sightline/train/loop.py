@@ -1,0 +1,433 @@
+"""The training loop: flat, from the first update to the last.
+
+A run is a folder. `model.safetensors`, `config.json` and `tokenizer.model` in it are the model to use: the best one
+that was tested so far. `checkpoints/` has the state to resume from, `states/` the tested weights to be averaged.
+
+What a run does is a function of its configuration and its step alone: the order of the data, dropout, everything. So a
+run that is killed at any moment and resumed from its last checkpoint is, bit for bit, the run that was never killed.
+"""
+
+import contextlib
+import math
+import resource
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from sightline.checkpoint import fill, last_state, load_state, save_state, save_weights, write_whole
+from sightline.config import Config, TrainConfig
+from sightline.data.feed import Feed, Place, Update, ahead
+from sightline.errors import CheckpointError, TrainingError
+from sightline.model.transformer import Model
+from sightline.text.tokenizer import Tokenizer
+from sightline.train.distributed import World
+from sightline.train.events import Finished, Progress, Saved, Sink, Started, Validated, Warned
+from sightline.train.optimizer import restore, state_of
+from sightline.train.schedule import learning_rate
+from sightline.train.step import Step
+from sightline.train.validate import Result, Validation
+
+__all__ = ["Run", "train"]
+
+
+@dataclass
+class Run:
+    """How far a run is: all that is not in the weights and the optimizer."""
+
+    step: int = 0
+    place: Place = field(default_factory=Place)
+    epoch: float = 0.0
+    tokens: int = 0
+    best: float | None = None
+    """The best result of a test, the larger the better."""
+    waited: int = 0
+    """Tests since then."""
+    tested: list[tuple[float, int]] = field(default_factory=list)
+    """Result and step of the states kept for averaging."""
+    losses: list[float] = field(default_factory=list)
+    """Reported losses, to see whether it learns at all."""
+    stopped: int = 0
+    """The signal that ended it before its time."""
+
+
+def train(
+    model: Model,
+    feed: Feed,
+    config: Config,
+    *,
+    folder: Path,
+    tell: Sink,
+    tokenizer: Tokenizer | None = None,
+    validation: Validation | None = None,
+    world: World | None = None,
+    resume: bool = False,
+) -> Run:
+    """Train a model on a feed, from where the run in `folder` stands, if it is to be resumed."""
+    world = world or World()
+    options = config.train
+    model.to(world.device).train()
+    pace = _pace(config, feed, world)
+    step = make_step(model, config, world, feed.rows, pace.steps)
+    saver = _Saver(model, step, config, folder, world, tokenizer)
+    run = saver.load() if resume else Run()
+    tell(_started(run, pace.steps, model, feed, world))
+    if run.step == 0:
+        _warn_of_size(model, feed, tell)
+
+    begun, clock, reason = time.perf_counter(), _Clock(), ""
+    stream = feed.updates(run.place, options.accumulate, world.rank, world.size)
+    with _stopping() as stop, contextlib.closing(ahead(lambda: _pinned(stream, world.device))) as updates:
+        while run.step < pace.steps and not reason:
+            update = next(updates)
+            run.step += 1
+            rate = pace.rate(run.step)
+            step(update, run.step, rate)
+            run.place, run.epoch, run.tokens = update.place, update.epoch, run.tokens + update.tokens
+            clock.seen += update.cells
+
+            report = pace.due(run.step, options.report_every)
+            if report:
+                progress = _report(step, run, world, rate, clock.speed())
+                tell(progress)
+                _warn_of_trouble(run, progress, tell, folder)
+            if (report or world.size == 1) and world.any(bool(stop)):  # processes must agree, which costs a wait
+                reason = "stopped"
+            elif pace.due(run.step, pace.validate_every):
+                with clock.stopped():
+                    _judge(_validate(model, step, validation, world), run, saver, tell)
+                if options.patience and run.waited >= options.patience:
+                    reason = f"no better result in {options.patience} tests"
+            if pace.due(run.step, pace.save_every) or reason:
+                tell(Saved(run.step, saver.save(run)))
+    if reason == "stopped":
+        run.stopped = (stop or [signal.SIGTERM])[0]
+    else:
+        _finish(model, step, validation, run, saver, tell, world)
+    tell(Finished(run.step, reason or "done", time.perf_counter() - begun))
+    return run
+
+
+class _Pace(NamedTuple):
+    """How many updates there are, and after how many something else is done."""
+
+    options: TrainConfig
+    d_model: int
+    steps: int
+    validate_every: int
+    save_every: int
+
+    def due(self, step: int, every: int) -> bool:
+        """Every so often, and at the end."""
+        return step % every == 0 or step == self.steps
+
+    def rate(self, step: int) -> float:
+        """The learning rate."""
+        o = self.options
+        return learning_rate(
+            o.schedule, step, peak=o.learning_rate, warmup=o.warmup, total=self.steps, d_model=self.d_model
+        )
+
+
+def _pace(config: Config, feed: Feed, world: World) -> _Pace:
+    options = config.train
+    epoch = len(feed.plan(0)) / (options.accumulate * world.size)
+    steps = options.steps or max(1, math.ceil(options.epochs * epoch))
+    validate_every = options.validate_every or max(math.ceil(epoch), steps // 10, 1)
+    return _Pace(options, config.model.d_model, steps, validate_every, options.save_every or validate_every)
+
+
+class _Clock:
+    """Tokens a second since it was last asked, without the time of tests."""
+
+    def __init__(self) -> None:
+        self.seen, self.since = 0, time.perf_counter()
+
+    def speed(self) -> float:
+        now = time.perf_counter()
+        speed = self.seen / max(now - self.since, 1e-9)
+        self.seen, self.since = 0, now
+        return speed
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Time inside the block does not count."""
+        paused = time.perf_counter()
+        yield
+        self.since += time.perf_counter() - paused
+
+
+def make_step(model: Model, config: Config, world: World, rows: str, steps: int) -> Step:
+    """The update that suits the device and the length of the run."""
+    options, cuda = config.train, world.device.type == "cuda"
+    automatic = cuda and torch.cuda.is_bf16_supported()
+    bfloat16 = options.precision == "bfloat16" or (options.precision == "auto" and automatic)
+    tokens = options.batch_tokens if isinstance(options.batch_tokens, int) else 4096
+    work = 6.0 * sum(p.numel() for p in model.parameters()) * tokens * options.accumulate * steps
+    # Compiling takes a quarter of a minute, and makes a step up to twice as fast.
+    compiled = cuda and work > 1e16 if options.compile == "auto" else options.compile
+    graphs = cuda and world.size == 1 and rows == "shared" if options.graphs == "auto" else options.graphs
+    if graphs and not cuda:
+        raise TrainingError("train.graphs = true needs a GPU; leave it at auto.")
+    return Step(
+        model,
+        options,
+        world.device,
+        wrap=world.wrap,
+        processes=world.size,
+        bfloat16=bfloat16,
+        compiled=bool(compiled),
+        graphs=bool(graphs),
+    )
+
+
+def _started(run: Run, steps: int, model: Model, feed: Feed, world: World) -> Started:
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else str(world.device)
+    parameters = sum(p.numel() for p in model.parameters())
+    return Started(run.step, steps, parameters, device, len(feed.stores[0]), feed.budget, feed.filled(), world.size)
+
+
+def _pinned(updates: Iterator[Update], device: torch.device) -> Iterator[Update]:
+    """Batches in memory from which a GPU can fetch them by itself."""
+    for update in updates:
+        yield update.pinned() if device.type == "cuda" else update
+
+
+def _report(step: Step, run: Run, world: World, rate: float, speed: float) -> Progress:
+    sums = step.take(world)
+    tokens, updates = max(sums.tokens, 1.0), max(sums.updates, 1.0)
+    nll = sums.nll / tokens
+    return Progress(
+        step=run.step,
+        epoch=run.epoch,
+        loss=sums.smoothed / tokens,
+        perplexity=math.exp(min(nll, 700.0)) if math.isfinite(nll) else math.inf,
+        learning_rate=rate,
+        gradient_norm=sums.gradient_norm / updates,
+        tokens=run.tokens,
+        tokens_per_second=speed,
+        memory=_memory(world.device),
+    )
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _warn_of_size(model: Model, feed: Feed, tell: Sink) -> None:
+    parameters, tokens = sum(p.numel() for p in model.parameters()), int(feed.stores[0].target.starts[-1])
+    if parameters > 25 * tokens:
+        tell(
+            Warned(
+                0,
+                f"the model has {parameters:,} parameters and the corpus only {tokens:,} target tokens; it will learn "
+                "them by heart. A smaller preset (tiny, small) will do better.",
+            )
+        )
+
+
+def _warn_of_trouble(run: Run, progress: Progress, tell: Sink, folder: Path) -> None:
+    if not math.isfinite(progress.loss) or not math.isfinite(progress.gradient_norm):
+        raise TrainingError(
+            f"step {run.step}: the loss or the gradient is no longer a number; the run stops here. Lower "
+            f"train.learning_rate, lengthen train.warmup or set train.clip, and start again; {folder} has the last "
+            "checkpoint before it."
+        )
+    run.losses = [*run.losses, progress.loss][-60:]
+    first, latest = run.losses[:5], run.losses[-5:]
+    if len(run.losses) == 20 and sum(latest) > 0.98 * sum(first):
+        tell(
+            Warned(
+                run.step,
+                f"the loss has not gone down in {run.step} updates ({first[0]:.2f}, now {latest[-1]:.2f}); the "
+                "learning rate may be too high or too low, or the two sides may not belong together.",
+            )
+        )
+
+
+def _validate(model: Model, step: Step, validation: Validation | None, world: World) -> Result | None:
+    """Test the weights that are to be kept: their running average, where there is one."""
+    if validation is None:
+        return None
+    with step.averaged():
+        if world.sharded:  # every process has a part of the model: all of them compute the loss
+            loss = validation.loss(step.objective.eval(), world.device)
+            step.objective.train()
+            return Result(loss, {}, [])
+        result = validation(model, bfloat16=step.bfloat16) if world.main else None
+        return world.from_main(result)
+
+
+def _judge(result: Result | None, run: Run, saver: "_Saver", tell: Sink, weights: str = "") -> None:
+    """Keep what was tested if it is the best so far (or if nothing can be tested)."""
+    if result is None:
+        saver.keep_model()
+        return
+    by = saver.config.train.best_by
+    value = result.scores.get(by, -result.loss)
+    best = run.best is None or value > run.best
+    run.best, run.waited = (value, 0) if best else (run.best, run.waited + 1)
+    if best:
+        saver.keep_model()
+    if not weights:
+        saver.keep_for_average(run, value)
+    weights = weights or ("running average" if saver.step.average else "weights")
+    tell(Validated(run.step, run.epoch, result.loss, result.perplexity, result.scores, best, result.samples, weights))
+
+
+def _finish(
+    model: Model,
+    step: Step,
+    validation: Validation | None,
+    run: Run,
+    saver: "_Saver",
+    tell: Sink,
+    world: World,
+) -> None:
+    """The mean of several tested states is often better than each of them; where it is, it becomes the model."""
+    mean = saver.mean_of_tested(run)
+    if mean is None or world.sharded:
+        return
+    own = {name: p.detach().clone() for name, p in model.named_parameters()}
+    step.average = []
+    fill(model, mean, "the mean of the tested states")
+    result = _validate(model, step, validation, world)
+    if result is None:
+        saver.keep_model()
+    else:
+        _judge(result, run, saver, tell, f"mean of {len(run.tested)} states")
+    fill(model, own, "the last state")
+
+
+class _Saver:
+    """Puts a run on disk and takes it up again. Only the main process writes."""
+
+    def __init__(
+        self, model: Model, step: Step, config: Config, folder: Path, world: World, tokenizer: Tokenizer | None
+    ) -> None:
+        self.model, self.step, self.config, self.folder = model, step, config, folder
+        self.world, self.tokenizer = world, tokenizer
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.world.whole({name: p.detach() for p, name in self.names.items()})
+
+    def keep_model(self) -> None:
+        """Make the weights, or their running average, the model of the run."""
+        with self.step.averaged():
+            weights = self.weights()
+        if self.world.main:
+            save_weights(weights, self.model.config, self.folder, self.tokenizer)
+
+    def keep_for_average(self, run: Run, value: float) -> None:
+        """Keep the tested state if it is one of those that will be averaged, and forget the one it replaces."""
+        count, of = self.config.train.average, self.config.train.average_of
+        if not count:
+            return
+        run.tested.append((value, run.step))
+        ranked = sorted(run.tested, key=lambda state: state if of == "best" else state[1], reverse=True)
+        run.tested = sorted(ranked[:count], key=lambda state: state[1])
+        with self.step.averaged():
+            weights = self.weights()
+        if not self.world.main:
+            return
+        names = {f"step-{step:08}.safetensors" for _, step in run.tested}
+        own = f"step-{run.step:08}.safetensors"
+        try:
+            if own in names:
+                write_whole(self.folder / "states", {own: save({n: w.contiguous().cpu() for n, w in weights.items()})})
+        except OSError as error:
+            raise CheckpointError(f"{self.folder}: the tested state cannot be written: {error.strerror}.") from None
+        for path in (self.folder / "states").glob("*.safetensors"):
+            if path.name not in names and path.name <= own:
+                path.unlink(missing_ok=True)
+
+    def mean_of_tested(self, run: Run) -> dict[str, Tensor] | None:
+        """The mean of the kept states, in double precision on the way."""
+        if len(run.tested) < 2:
+            return None
+        total: dict[str, Tensor] = {}
+        for _, step in run.tested:
+            for name, weight in load_file(self.folder / "states" / f"step-{step:08}.safetensors").items():
+                total[name] = total.get(name, 0) + weight.double()
+        return {name: (weight / len(run.tested)).float() for name, weight in total.items()}
+
+    def save(self, run: Run) -> Path:
+        """Write all that is needed to go on."""
+        state = {f"weights.{name}": p.detach() for p, name in self.names.items()}
+        state |= {f"optimizer.{name}": value for name, value in state_of(self.step.optimizers, self.names).items()}
+        state |= {f"average.{name}": v for name, v in zip(self.names.values(), self.step.average, strict=False)}
+        state = self.world.whole(state) | {"sums": self.world.sum(self.step.sums.clone())}
+        about = asdict(run) | {"place": list(run.place), "config": self.config.model_dump(mode="json")}
+        folder = self.folder / "checkpoints"
+        if self.world.main:
+            save_state(folder, run.step, state, about)
+        self.world.wait()
+        return folder / f"step-{run.step:08}"
+
+    def load(self) -> Run:
+        """Take up the run from its last checkpoint."""
+        where = last_state(self.folder / "checkpoints")
+        if where is None:
+            raise CheckpointError(f"{self.folder}: there is no checkpoint to resume from; leave out --resume to begin.")
+        state, about = load_state(where)
+        parts: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}, "average": {}, "sums": {}}
+        for name, value in state.items():
+            kind, _, rest = name.partition(".")
+            parts[kind][rest] = value
+        missing = set(self.names.values()) ^ set(parts["weights"])
+        if missing:
+            raise CheckpointError(f"{where}: {min(missing)!r} does not fit the configuration; was the model changed?")
+        with torch.no_grad():
+            for parameter, name in self.names.items():
+                parameter.copy_(self.world.part_of(parts["weights"][name], parameter))
+            for mean, name in zip(self.step.average, self.names.values(), strict=False):
+                mean.copy_(self.world.part_of(parts["average"][name], mean))
+            if self.world.main:  # what was summed up over all is summed up once
+                self.step.sums.copy_(parts["sums"][""])
+        restore(self.step.optimizers, self.names, parts["optimizer"], self.world.part_of)
+        tested = [(value, step) for value, step in about["tested"]]
+        numbers: dict[str, Any] = {
+            name: about[name] for name in ("step", "epoch", "tokens", "best", "waited", "losses")
+        }
+        return Run(place=Place(*about["place"]), tested=tested, **numbers)
+
+
+@contextlib.contextmanager
+def _stopping() -> Iterator[list[int]]:
+    """Inside the block, the first SIGTERM or Ctrl-C asks the run to stop at the end of its update; a second one is
+    taken as it is. Signals that came are in the list."""
+    came: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        came.append(number)
+        signal.signal(number, before[number])
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    try:
+        before: dict[int, Any] = {number: signal.signal(number, note) for number in numbers}
+    except ValueError:  # not in the main thread: whoever runs us sees to it
+        yield came
+        return
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def forget(folder: Path) -> None:
+    """Remove what an earlier run left in a folder, so that a new one can begin there."""
+    for name in ("checkpoints", "states"):
+        shutil.rmtree(folder / name, ignore_errors=True)

@@ -1,0 +1,296 @@
+"""From files to a trained model: vocabulary, tokenised corpus, batches, model, loop.
+
+The folder of a run has `run.json`, what it was started with, so that it can be resumed by its name alone.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from sightline.checkpoint import last_state, load_model, load_tokenizer, write_whole
+from sightline.config import Config, load
+from sightline.data.corpus import Corpus, Dialogue, Parallel, Table, Text, lines, read_dialogues, read_pairs
+from sightline.data.feed import Feed
+from sightline.data.store import Cleaning, Store, Weighted, prepare, prepare_dialogues, prepare_texts
+from sightline.errors import CheckpointError, InputError
+from sightline.model.transformer import Model, build
+from sightline.text.tokenizer import Tokenizer, suggest_vocab_size
+from sightline.train.budget import find_budget
+from sightline.train.distributed import World
+from sightline.train.events import Sink, Warned
+from sightline.train.loop import Run, forget, train
+from sightline.train.validate import Scorer, Validation
+from sightline.train.vocabulary import with_vocabulary
+
+__all__ = ["Inputs", "Request", "choose_preset", "train_files"]
+
+Note = Callable[[str], None]
+
+
+class Inputs(NamedTuple):
+    """The text of one purpose, training or validation: pairs, or plain text, or dialogues. Each file has a weight: how
+    often it is seen in an epoch."""
+
+    parallel: list[tuple[str, str, float]] = []  # noqa: RUF012 - never changed
+    pairs: list[tuple[str, float]] = []  # noqa: RUF012
+    texts: list[tuple[str, float]] = []  # noqa: RUF012
+    dialogues: list[tuple[str, float]] = []  # noqa: RUF012
+
+    def corpora(self) -> list[Weighted[Any]]:
+        """What is to be read. One kind at a time: a model has one task."""
+        kinds = [bool(self.parallel or self.pairs), bool(self.texts), bool(self.dialogues)]
+        if sum(kinds) > 1:
+            raise InputError("pairs, texts and dialogues train different models; give one kind of them.")
+        found: list[Weighted[Any]] = [Weighted(Parallel(Path(s), Path(t)), w) for s, t, w in self.parallel]
+        found += [Weighted(Table(Path(path)), weight) for path, weight in self.pairs]
+        found += [Weighted(Text(Path(path)), weight) for path, weight in self.texts]
+        found += [Weighted(Dialogue(Path(path)), weight) for path, weight in self.dialogues]
+        return found
+
+
+class Request(NamedTuple):
+    """All that a run is asked for."""
+
+    folder: Path
+    train: Inputs = Inputs()
+    valid: Inputs = Inputs()
+    preset: str | None = None
+    file: str | None = None
+    sets: Sequence[str] = ()
+    start: str | None = None
+    """A model to go on from."""
+    cache: Path | None = None
+    device: str = "auto"
+    resume: bool = False
+
+
+def train_files(request: Request, tell: Sink, note: Note = lambda _: None, score: Scorer | None = None) -> Run:
+    """Train a model on files. `note` hears of each stage in words, `tell` of the training itself."""
+    folder = request.folder
+    if request.resume:
+        request, config = _reopen(request)
+    elif last_state(folder / "checkpoints") is not None or (folder / "model.safetensors").exists():
+        raise InputError(f"{folder}: there is a model here already; add --resume to go on, or choose another --out.")
+    corpora = request.train.corpora()
+    if not corpora:
+        raise InputError(
+            "there is nothing to train on; name files by --source and --target, --pairs, --text or --dialogue."
+        )
+    old = (
+        None if request.start is None or request.resume else (load_model(request.start), load_tokenizer(request.start))
+    )
+    if not request.resume:
+        config = _configure(request, corpora, note, old[0] if old else None)
+    world = World(request.device, shard=config.train.shard)
+    cache = request.cache or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sightline"
+    if not world.main:
+        tell, note = _nothing, _nothing
+        world.wait()  # until the main process has prepared everything
+    tokenizer = load_tokenizer(folder) if request.resume or not world.main else _vocabulary(config, corpora, old, note)
+    config = _fit(config, tokenizer)
+    if world.main and not request.resume:
+        forget(folder)
+        _write(folder, request, config, tokenizer)
+    stores = _stores(config, corpora, tokenizer, cache, note)
+    validation = _validation(config, request.valid, tokenizer, cache, score, note)
+    if world.main:
+        world.wait()
+        _warn_of_leaks(stores[0], tell)
+
+    torch.manual_seed(config.train.seed)
+    model: Model = build(config.model)
+    if old is not None:
+        model = with_vocabulary(old[0], old[1], tokenizer)
+    budget = config.train.batch_tokens
+    if budget == "auto":
+        budget = world.from_main(find_budget(config, world.device) if world.main else None)
+        note(f"memory holds {budget:,} tokens a batch")
+    rows = config.train.rows
+    if rows == "auto":
+        rows = "shared" if world.device.type == "cuda" else "padded"
+    masked = config.model.vocab_size if config.model.architecture == "encoder-only" else None
+    feed = Feed(stores, budget=budget, seed=config.train.seed, rows=rows, masked=masked)
+    try:
+        return train(
+            model,
+            feed,
+            config,
+            folder=folder,
+            tell=tell,
+            tokenizer=tokenizer,
+            validation=validation,
+            world=world,
+            resume=request.resume,
+        )
+    finally:
+        world.close()
+
+
+def choose_preset(corpora: Sequence[Weighted[Any]], pairs: int) -> str:
+    """A preset that fits the corpus."""
+    if isinstance(corpora[0].corpus, Text | Dialogue):
+        return "gpt-tiny" if pairs < 1_000_000 else "gpt-small"
+    for limit, name in ((60_000, "tiny"), (600_000, "small"), (20_000_000, "base")):
+        if pairs < limit:
+            return name
+    return "big"
+
+
+def _configure(request: Request, corpora: Sequence[Weighted[Any]], note: Note, old: Model | None) -> Config:
+    preset = request.preset
+    if preset is None and request.file is None and old is None:
+        count = sum(1 for corpus, _ in corpora for _ in _sentences(corpus))
+        preset = choose_preset(corpora, count)
+        note(f"{count:,} lines of training text: preset {preset} (choose another with --preset)")
+    config = load(preset, request.file, request.sets)
+    if old is not None:
+        config = config.model_copy(update={"model": old.config})
+    wanted = "encoder-decoder" if isinstance(corpora[0].corpus, Parallel | Table) else "decoder-only or encoder-only"
+    if config.model.architecture not in wanted:
+        raise InputError(
+            f"this text needs a model that is {wanted}, and the configuration asks for one that is "
+            f"{config.model.architecture}; choose another preset."
+        )
+    return config
+
+
+def _sentences(corpus: Corpus | Text | Dialogue) -> Iterator[tuple[str, ...]]:
+    """The text of a corpus, as far as counting and learning a vocabulary need it."""
+    if isinstance(corpus, Text):
+        return ((line,) for line in lines(corpus.path))
+    if isinstance(corpus, Dialogue):
+        return (tuple(turns) for turns in read_dialogues(corpus))
+    return read_pairs(corpus)
+
+
+def _vocabulary(
+    config: Config, corpora: Sequence[Weighted[Any]], old: tuple[Model, Tokenizer] | None, note: Note
+) -> Tokenizer:
+    if config.data.tokenizer is not None:
+        tokenizer = Tokenizer.load(config.data.tokenizer)
+        note(f"vocabulary: {tokenizer.size:,} entries of {config.data.tokenizer}")
+        return tokenizer
+    if old is not None and config.data.vocab_size is None:
+        note(f"vocabulary: {old[1].size:,} entries, as the model has it")
+        return old[1]
+    size = config.data.vocab_size or suggest_vocab_size(sum(1 for c, _ in corpora for _ in _sentences(c)))
+    text = chain.from_iterable(sentence for corpus, _ in corpora for sentence in _sentences(corpus))
+    tokenizer = Tokenizer.train(text, size)
+    note(f"vocabulary: {tokenizer.size:,} entries, learned from the text")
+    return tokenizer
+
+
+def _fit(config: Config, tokenizer: Tokenizer) -> Config:
+    """The model's vocabulary is the tokenizer's."""
+    model = config.model.model_copy(update={"vocab_size": tokenizer.size, "source_vocab_size": None})
+    return config.model_copy(update={"model": model})
+
+
+def _stores(
+    config: Config, corpora: Sequence[Weighted[Any]], tokenizer: Tokenizer, cache: Path, note: Note
+) -> list[Store]:
+    data = config.data
+    if isinstance(corpora[0].corpus, Text | Dialogue):
+        context = min(data.max_length, config.model.positions.max_length) - 1
+        make = prepare_texts if isinstance(corpora[0].corpus, Text) else prepare_dialogues
+        stores = [make(corpora, tokenizer, cache, context)]
+        note(f"text: {len(stores[0]):,} pieces of at most {context} tokens")
+        return stores
+    length = min(data.max_length, config.model.positions.max_length - 1)
+    cleaning = Cleaning(length, data.max_ratio)
+    readings = range(data.readings if data.bpe_dropout else 1)
+    stores = []
+    for reading in readings:
+        stores.append(prepare(corpora, tokenizer, cache, cleaning, dropout=data.bpe_dropout, reading=reading))
+        if reading == 0:
+            note(_counted(stores[0]))
+    return stores
+
+
+def _counted(store: Store) -> str:
+    counts = store.counts
+    why = {"empty": counts.empty, "too long": counts.too_long, "of unequal lengths": counts.out_of_ratio}
+    left_out = ", ".join(f"{count:,} {name}" for name, count in why.items() if count)
+    return f"pairs: {counts.kept:,} of {counts.read:,} kept" + (f"; left out: {left_out}" if left_out else "")
+
+
+def _validation(
+    config: Config, inputs: Inputs, tokenizer: Tokenizer, cache: Path, score: Scorer | None, note: Note
+) -> Validation | None:
+    corpora = inputs.corpora()
+    if not corpora:
+        note("no validation text: the last state of the run will be its model")
+        return None
+    budget = config.train.batch_tokens if isinstance(config.train.batch_tokens, int) else 4096
+    masked = config.model.vocab_size if config.model.architecture == "encoder-only" else None
+    if isinstance(corpora[0].corpus, Text | Dialogue):
+        store = _stores(config, corpora, tokenizer, cache, _nothing)[0]
+        return Validation(store, tokenizer, budget=budget, masked=masked)
+    # No pair is left out of a test but what the model cannot read at all.
+    store = prepare(corpora, tokenizer, cache, Cleaning(config.model.positions.max_length - 1, 1e9))
+    pairs = [pair for corpus, _ in corpora for pair in read_pairs(corpus)]
+    return Validation(store, tokenizer, budget=budget, score=score, pairs=pairs, beams=config.train.beam)
+
+
+def _warn_of_leaks(store: Store, tell: Sink) -> None:
+    """A source that has the answer in it teaches nothing but to copy."""
+    if store.source is None:
+        return
+    leaks = looked = 0
+    for i in islice(range(0, len(store), max(1, len(store) // 1000)), 1000):
+        source, target = store.source[i].astype("<u4").tobytes(), store.target[i].astype("<u4").tobytes()
+        if len(target) >= 5 * 4:
+            looked += 1
+            leaks += target in source
+    if looked >= 20 and leaks > 0.2 * looked:
+        tell(
+            Warned(
+                0,
+                f"in {leaks} of {looked} pairs looked at, the source has the whole target in it; the model will learn "
+                "to copy. Are the columns what they should be?",
+            )
+        )
+
+
+def _write(folder: Path, request: Request, config: Config, tokenizer: Tokenizer) -> None:
+    about = {
+        "config": config.model_dump(mode="json"),
+        "train": request.train._asdict(),
+        "valid": request.valid._asdict(),
+        "start": request.start,
+    }
+    files = {"run.json": json.dumps(about, indent=2).encode() + b"\n", "tokenizer.model": tokenizer.model}
+    try:
+        write_whole(folder, files)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: the run cannot be written: {error.strerror}.") from None
+
+
+def _reopen(request: Request) -> tuple[Request, Config]:
+    """A run that is resumed goes on as it was started; only what does not change its course may be set anew."""
+    path = request.folder / "run.json"
+    try:
+        about = json.loads(path.read_text("utf-8"))
+        config = Config(**about["config"])
+        inputs = {name: Inputs(**about[name]) for name in ("train", "valid")}
+    except OSError:
+        raise CheckpointError(
+            f"{request.folder}: there is no run here to resume; leave out --resume to begin one."
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{path}: this is not what a run was started with.") from None
+    if request.preset or request.file or request.sets or request.start:
+        raise InputError(
+            "a run that is resumed keeps its configuration; leave out --preset, --config, --set and --from."
+        )
+    given = request.train if request.train.corpora() else inputs["train"]
+    return request._replace(train=given, valid=inputs["valid"]), config
+
+
+def _nothing(_: Any) -> None:
+    """Said to nobody."""

@@ -1,0 +1,176 @@
+"""What people see of a run: a progress bar or plain lines, `metrics.jsonl`, TensorBoard."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from sightline.train.events import Event, Finished, Progress, Saved, Sink, Started, Validated, Warned
+
+__all__ = ["Lines", "Metrics", "ProgressBar", "TensorBoard", "all_of"]
+
+
+def all_of(sinks: list[Sink]) -> Sink:
+    """One sink that tells them all."""
+
+    def tell(event: Event) -> None:
+        for sink in sinks:
+            sink(event)
+
+    return tell
+
+
+class Metrics:
+    """`metrics.jsonl`: a line for each report, test and warning, written at once, so that a page can follow it. What a
+    killed run wrote after its last checkpoint is dropped when it is resumed, as it will be written again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[str] | None = None
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._begin(event.step)
+        elif isinstance(event, Progress | Validated | Warned) and self._file is not None:
+            self._file.write(json.dumps(as_json(event), ensure_ascii=False) + "\n")
+            self._file.flush()
+        elif isinstance(event, Finished) and self._file is not None:
+            self._file.close()
+
+    def _begin(self, step: int) -> None:
+        kept = [line for line in read_metrics(self.path) if line["step"] <= step] if step else []
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
+        beside = self.path.with_name(f".{self.path.name}.partial")
+        beside.write_text(text, "utf-8")
+        beside.replace(self.path)
+        self._file = self.path.open("a", encoding="utf-8")
+
+
+def as_json(event: Event) -> dict[str, Any]:
+    """An event as a line of metrics.jsonl."""
+    values = {name: None if _not_a_number(value) else value for name, value in event._asdict().items()}
+    return {"event": type(event).__name__.lower(), **values}
+
+
+def _not_a_number(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a metrics.jsonl; one that was cut off by a crash is left out."""
+    if path.exists():
+        for line in path.read_text("utf-8").splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:
+                return
+
+
+class TensorBoard:
+    """Curves for TensorBoard, in a folder of its own. Needs the package tensorboard."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - only for whoever asks for it
+
+        self._make: Any = SummaryWriter
+        self._folder = str(folder)
+        self._writer: Any = None
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._writer = self._make(self._folder, purge_step=event.step + 1 if event.step else None)
+        elif isinstance(event, Progress):
+            for name in ("loss", "perplexity", "learning_rate", "gradient_norm", "tokens_per_second"):
+                self._writer.add_scalar(f"train/{name}", getattr(event, name), event.step)
+        elif isinstance(event, Validated):
+            for name, value in {"loss": event.loss, "perplexity": event.perplexity, **event.scores}.items():
+                self._writer.add_scalar(f"valid/{name}", value, event.step)
+        elif isinstance(event, Finished):
+            self._writer.close()
+
+
+class Lines:
+    """One plain line for each event: for files, pipes and logs."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.steps = console, 0
+
+    def __call__(self, event: Event) -> None:
+        self.steps = event.steps if isinstance(event, Started) else self.steps
+        for line in told(event, self.steps):
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class ProgressBar:
+    """The same lines for what stays, and a bar below them for what goes on."""
+
+    def __init__(self, console: Console) -> None:
+        self.lines = Lines(console)
+        self.task = TaskID(0)
+        self.bar = Bar(
+            TextColumn("[bold]{task.completed:,.0f}[/]/{task.total:,.0f}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+        )
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Progress):
+            self.bar.update(self.task, completed=event.step, description=short(event))
+            return
+        self.lines(event)
+        if isinstance(event, Started):
+            self.task = self.bar.add_task("the first steps take longest", total=event.steps, completed=event.step)
+            self.bar.start()
+        elif isinstance(event, Finished):
+            self.bar.stop()
+
+    def close(self) -> None:
+        """Take the bar away, however the run ended."""
+        self.bar.stop()
+
+
+def told(event: Event, steps: int) -> Iterator[str]:
+    """An event in words."""
+    if isinstance(event, Started):
+        where = f"on {event.processes} x {event.device}" if event.processes > 1 else f"on {event.device}"
+        yield (
+            f"{event.parameters:,} parameters, {event.pairs:,} training pairs, {event.batch_tokens:,} tokens a batch "
+            f"({event.filled:.0%} filled), {event.steps:,} steps {where}"
+        )
+        if event.step:
+            yield f"going on after step {event.step:,}"
+    elif isinstance(event, Progress):
+        yield f"step {event.step:,}/{steps:,}  {short(event)}"
+    elif isinstance(event, Validated):
+        scores = "".join(f"  {name} {value:.2f}" for name, value in event.scores.items())
+        which = "" if event.weights == "weights" else f"  ({event.weights})"
+        best = "  best so far" if event.best else ""
+        yield (
+            f"test at step {event.step:,}  epoch {event.epoch:.1f}  loss {event.loss:.3f}  "
+            f"perplexity {event.perplexity:.2f}{scores}{best}{which}"
+        )
+        for source, reference, text in event.samples:
+            yield f"    {source}\n    = {reference}\n    > {text}"
+    elif isinstance(event, Saved):
+        return
+    elif isinstance(event, Warned):
+        yield f"WARNING: {event.text}"
+    elif isinstance(event, Finished):
+        why = "" if event.reason == "done" else f" ({event.reason})"
+        yield f"finished at step {event.step:,}{why} after {event.seconds:,.0f} s"
+
+
+def short(event: Progress) -> str:
+    """A report in one line."""
+    return (
+        f"epoch {event.epoch:.1f}  loss {event.loss:.3f}  lr {event.learning_rate:.2e}  "
+        f"{event.tokens_per_second / 1e3:,.1f}k tokens/s  {event.memory / 2**30:.1f} GiB"
+    )

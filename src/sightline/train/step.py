@@ -1,0 +1,225 @@
+"""One update of the weights, as fast as the device allows.
+
+On a CPU, plain torch. On a GPU, bfloat16 by autocast, layers compiled where that pays, and everything recorded as CUDA
+graphs: an update is then two or three calls from Python, however many kernels it has. Nothing here waits for the
+device; sums that are to be reported are kept on it until somebody asks (`Sums.take`).
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sightline.config import TrainConfig
+from sightline.data.batches import Batch
+from sightline.data.feed import Update
+from sightline.model.kernels import share_keys
+from sightline.model.transformer import DecoderOnly, EncoderDecoder, Model
+from sightline.train.distributed import World
+from sightline.train.loss import Loss, cross_entropy, r_drop
+from sightline.train.optimizer import make_optimizers
+
+__all__ = ["Objective", "Step", "Sums", "seed_of"]
+
+
+class Objective(nn.Module):
+    """The model with its loss behind it: what is differentiated."""
+
+    def __init__(self, model: Model, smoothing: float, r_drop: float = 0.0) -> None:
+        super().__init__()
+        self.model, self.smoothing, self.r_drop = model, smoothing, r_drop
+
+    def forward(self, batch: Batch) -> Loss:
+        classifier, targets = self.model.classifier, batch.target_out
+        if self.r_drop and self.training:
+            one, other = hidden(self.model, batch.twice()).chunk(2)
+            return r_drop(one, other, classifier, targets, self.smoothing, self.r_drop)
+        return cross_entropy(hidden(self.model, batch), classifier, targets, self.smoothing)
+
+
+def hidden(model: Model, batch: Batch) -> Tensor:
+    """The vectors that the classifier turns into scores."""
+    if isinstance(model, EncoderDecoder):
+        assert batch.source is not None  # noqa: S101 - a store of pairs gives pairs
+        encoded = model.encoder(batch.source, batch.source_layout)
+        return model.decode(batch.target_in, encoded, batch.source_layout, batch.target_layout)
+    if isinstance(model, DecoderOnly):
+        return model.decoder(batch.target_in, batch.target_layout)
+    return model.head_norm(model.head_activation(model.head(model.encoder(batch.target_in, batch.target_layout))))
+
+
+def seed_of(seed: int, step: int, batch: int) -> int:
+    """The seed of everything left to chance in one batch of one update. That it is a function of the step, and no
+    state, makes a resumed run the same run, and two processes the same as one."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + batch * 0x94D049BB133111EB) % 2**64
+    return (mixed ^ (mixed >> 31)) % 2**63
+
+
+class Sums(NamedTuple):
+    """What was seen since the last report."""
+
+    smoothed: float
+    nll: float
+    tokens: float
+    gradient_norm: float
+    updates: float
+
+
+class Step:
+    """Updates a model, batch by batch."""
+
+    def __init__(
+        self,
+        model: Model,
+        config: TrainConfig,
+        device: torch.device,
+        *,
+        wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
+        processes: int = 1,
+        bfloat16: bool = False,
+        compiled: bool = False,
+        graphs: bool = False,
+    ) -> None:
+        self.model, self.config, self.device, self.processes, self.bfloat16 = model, config, device, processes, bfloat16
+        self.keys = share_keys(model, device) if device.type == "cuda" else None
+        if compiled:
+            for stack in model.children():
+                for layer in getattr(stack, "layers", []):
+                    layer.compile()
+        self.objective = wrap(Objective(model, config.smoothing, config.r_drop))
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.rate = torch.zeros((), device=device)
+        self.optimizers = make_optimizers(model, config, self.rate)
+        self.average = [p.detach().clone() for p in self.parameters] if config.ema else []
+        self.forgetting = torch.zeros((), device=device)
+        self.scale = torch.zeros((), device=device)
+        self.sums = torch.zeros(len(Sums._fields), device=device)
+        self.graphs = _Graphs(device) if graphs else None
+        if graphs:
+            for parameter in self.parameters:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def __call__(self, update: Update, step: int, rate: float) -> None:
+        """Make the update number `step` (counted from 1), without waiting for it to be done."""
+        self.rate.fill_(rate)
+        # Gradients of processes are averaged, and the loss is a mean over the tokens of all of them.
+        self.scale.fill_(self.processes / update.tokens)
+        if self.config.ema:
+            self.forgetting.fill_(1 - min(self.config.ema, step / (step + 10)))
+        with self._stream():
+            for place, (number, batch) in enumerate(update.batches):
+                torch.manual_seed(seed_of(self.config.seed, step, number))
+                last = place == len(update.batches) - 1
+                with contextlib.nullcontext() if last else self._unsynchronised():
+                    self._run(self._accumulate, batch)
+            self.sums[2] += update.tokens / self.processes
+            self._run(self._move, None)
+
+    def _accumulate(self, batch: Batch) -> None:
+        if self.keys is not None:
+            self.keys.random_(-(2**31), 2**31 - 1)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
+            loss = self.objective(batch)
+        (loss.smoothed * self.scale).backward()
+        self.sums[:2] += torch.stack([loss.smoothed.detach(), loss.nll])
+
+    def _move(self, _: None) -> None:
+        """From gradients to weights."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients, foreach=self.device.type != "mps")
+        if self.config.clip:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, norm)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=self.graphs is None)
+        if self.average:
+            moves = torch._foreach_sub([p.detach() for p in self.parameters], self.average)
+            torch._foreach_mul_(moves, self.forgetting)
+            torch._foreach_add_(self.average, moves)
+        self.sums[3] += full(norm)
+        self.sums[4] += 1
+
+    def take(self, world: World) -> Sums:
+        """The sums since they were last taken, over all processes. Waits for the device."""
+        with self._stream():
+            sums = world.sum(self.sums.clone()).tolist()
+            self.sums.zero_()
+        return Sums(*sums)._replace(gradient_norm=sums[3] / world.size, updates=sums[4] / world.size)
+
+    @contextlib.contextmanager
+    def averaged(self) -> Any:
+        """Inside the block, the model has the running average of its weights, where one is kept."""
+        own = [p.detach().clone() for p in self.parameters] if self.average else []
+        _copy(self.parameters, self.average)
+        try:
+            yield
+        finally:
+            _copy(self.parameters, own)
+
+    def _run(self, work: Callable[[Any], None], batch: Batch | None) -> None:
+        if self.graphs is None:
+            work(batch.to(self.device) if batch is not None else None)
+        else:
+            self.graphs.run(work, batch)
+
+    def _stream(self) -> Any:
+        return contextlib.nullcontext() if self.graphs is None else self.graphs.on_its_stream()
+
+    def _unsynchronised(self) -> Any:
+        """Where gradients are only added up, processes need not talk."""
+        quiet = getattr(self.objective, "no_sync", None)
+        return quiet() if quiet is not None else contextlib.nullcontext()
+
+
+@torch.no_grad()
+def _copy(into: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    for parameter, value in zip(into, values, strict=False):
+        parameter.copy_(value)
+
+
+def full(value: Tensor) -> Tensor:
+    """A number that may lie in pieces among processes."""
+    gather = getattr(value, "full_tensor", None)
+    return value if gather is None else gather()
+
+
+class _Graphs:
+    """Work on a GPU, recorded when it is seen for the first time and replayed from then on.
+
+    The first time, the work is done as usual, which also compiles and allocates what it needs; recording it does not
+    run it again. Inputs of a recorded work lie at a fixed place, into which each batch is copied."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.pool: Any = None
+        self.recorded: dict[Any, tuple[torch.cuda.CUDAGraph, Batch | None]] = {}
+        self.device = device
+
+    @contextlib.contextmanager
+    def on_its_stream(self) -> Any:
+        """All work is on one stream of its own; what else is done on the device waits for it."""
+        usual = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(usual)
+        with torch.cuda.stream(self.stream):
+            yield
+        usual.wait_stream(self.stream)
+
+    def run(self, work: Callable[[Any], None], batch: Batch | None) -> None:
+        key = (work.__name__, None if batch is None else tuple(x.shape for x in batch.tensors()))
+        if key in self.recorded:
+            graph, place = self.recorded[key]
+            if batch is not None and place is not None:
+                for into, value in zip(place.tensors(), batch.tensors(), strict=True):
+                    into.copy_(value, non_blocking=True)
+            graph.replay()
+            return
+        place = None if batch is None else batch.to(self.device)
+        work(place)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self.device)
+        with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
+            work(place)
+        self.pool = graph.pool()
+        self.recorded[key] = graph, place

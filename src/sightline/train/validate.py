@@ -1,0 +1,85 @@
+"""Tests on text that is not trained on: loss, perplexity, and scores of real translations."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from sightline.data.feed import Feed, Place
+from sightline.data.store import Store
+from sightline.model.transformer import EncoderDecoder, Model
+from sightline.search.beam import search_all
+from sightline.text.tokenizer import Tokenizer
+from sightline.train.step import Objective
+
+__all__ = ["Result", "Scorer", "Validation"]
+
+Scorer = Callable[[Sequence[str], Sequence[str]], dict[str, float]]
+"""From translations and references to scores by name."""
+SAMPLES = 3
+
+
+class Result(NamedTuple):
+    """What a test found."""
+
+    loss: float
+    scores: dict[str, float]
+    samples: list[tuple[str, str, str]]
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, 700.0))
+
+
+class Validation:
+    """The text, and how a model is tested on it."""
+
+    def __init__(
+        self,
+        store: Store,
+        tokenizer: Tokenizer,
+        *,
+        budget: int,
+        masked: int | None = None,
+        score: Scorer | None = None,
+        pairs: Sequence[tuple[str, str]] = (),
+        beams: int = 1,
+    ) -> None:
+        """`pairs`: the texts to translate, with their references; they are scored by `score`."""
+        longest = int(store.target.lengths.max()) + 1
+        if store.source is not None:
+            longest = max(longest, int(store.source.lengths.max()) + 1)
+        self.feed = Feed([store], budget=max(budget, longest), seed=0, masked=masked)
+        self.tokenizer, self.score, self.pairs, self.beams = tokenizer, score, pairs, beams
+        self.sources = tokenizer.encode([source for source, _ in pairs])
+
+    @torch.no_grad()
+    def __call__(self, model: Model, *, bfloat16: bool, translate: bool = True) -> Result:
+        """Test a model as it is now; it trains on afterwards."""
+        device, training = next(model.parameters()).device, model.training
+        model.eval()
+        try:
+            with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+                loss = self.loss(Objective(model, 0.0), device)
+                if not (translate and self.pairs and isinstance(model, EncoderDecoder)):
+                    return Result(loss, {}, [])
+                # Longer sources than the model can read are answered as far as it can.
+                limit = model.config.positions.max_length - 1
+                found = search_all(model, [ids[:limit] for ids in self.sources], beams=self.beams)
+        finally:
+            model.train(training)
+        texts = [self.tokenizer.decode(best.ids) for best in found]
+        scores = self.score(texts, [reference for _, reference in self.pairs]) if self.score else {}
+        samples = [(*pair, text) for pair, text in zip(self.pairs[:SAMPLES], texts, strict=False)]
+        return Result(loss, scores, samples)
+
+    @torch.no_grad()
+    def loss(self, objective: torch.nn.Module, device: torch.device) -> float:
+        """Mean negative log-likelihood of a token."""
+        total, tokens = torch.zeros((), dtype=torch.float64), 0
+        for number in range(len(self.feed.plan(0))):
+            batch = self.feed.batch(Place(0, number))
+            total += objective(batch.to(device)).nll.double().cpu()
+            tokens += batch.tokens
+        return float(total) / max(tokens, 1)

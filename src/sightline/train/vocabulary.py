@@ -1,0 +1,37 @@
+"""A trained model with another vocabulary: what it knows stays, and new words begin as the mean of their parts."""
+
+import torch
+
+from sightline.errors import InputError
+from sightline.model.transformer import Model, build
+from sightline.text.tokenizer import Tokenizer
+
+__all__ = ["with_vocabulary"]
+
+
+@torch.no_grad()
+def with_vocabulary(model: Model, old: Tokenizer, new: Tokenizer) -> Model:
+    """The same model for another tokenizer. The row of a token that both know is kept; a new token begins with the mean
+    of the rows by which the old tokenizer writes it."""
+    if old.model == new.model:
+        return model
+    if model.config.source_vocab_size not in (None, model.config.vocab_size):
+        raise InputError("a model with two vocabularies cannot take a new one; train it with the ones it has.")
+    changed = build(model.config.model_copy(update={"vocab_size": new.size, "source_vocab_size": None}))
+    known = {piece: i for i, piece in enumerate(old.pieces(range(old.size)))}
+    rows = []
+    for piece in new.pieces(range(new.size)):
+        if piece in known:
+            rows.append([known[piece]])
+        else:
+            rows.append(old.encode([piece.replace("▁", " ").strip() or piece])[0] or [known.get("<unk>", 3)])
+    before = dict(model.named_parameters())
+    for name, parameter in changed.named_parameters():
+        weight = before[name]
+        if weight.shape == parameter.shape and len(weight) != old.size:
+            parameter.copy_(weight)
+        elif len(weight) == old.size:
+            parameter.copy_(torch.stack([weight[row].mean(0) for row in rows]))
+        else:
+            parameter.copy_(weight)
+    return changed
