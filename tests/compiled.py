@@ -10,8 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sightline.config import TrainConfig
+from sightline.data.batches import Batch
+from sightline.data.feed import Place, Update
 from sightline.errors import TraceError
+from sightline.model.kernels import Dropout, keep, share_keys
+from sightline.model.mask import SharedRows
 from sightline.trace.record import tracing
+from sightline.train.step import Step
 from support import difference, ids, packed, pad, reader, translator, writer
 
 DEVICE = sys.argv[1]
@@ -78,6 +84,45 @@ def a_compiled_function_is_not_traced_in_silence() -> None:
     report("a compiled function is not traced in silence")
 
 
+def dropout_by_keys() -> None:
+    torch.compiler.reset()
+    dropout, x = Dropout(0.3), torch.randn(4, 50, requires_grad=True)
+    keys = share_keys(dropout, DEVICE)
+    compiled = torch.compile(dropout, fullgraph=True)
+    seen = []
+    for _ in range(2):
+        keys.random_(-(2**31), 2**31 - 1)
+        kept = keep(keys[0], x.shape, 0.3, x.device) / 0.7
+        (gradient,) = torch.autograd.grad(compiled(x).sum(), x)
+        assert difference(compiled(x), x * kept) <= 1e-6
+        assert difference(gradient, kept) <= 1e-6
+        seen.append(kept)
+    assert not torch.equal(*seen)
+    report("dropout by keys drops the cells of the hash, and the same ones on the way back")
+
+
+def training_steps(r_drop: float) -> None:
+    """Three updates, compiled (on a GPU also recorded) and eager, come to the same weights."""
+    torch.compiler.reset()
+    options = TrainConfig(learning_rate=1e-3, schedule="constant", optimizer="muon", clip=1.0, ema=0.9, r_drop=r_drop)
+    source, target = torch.randint(4, 41, (6, 16), device="cpu"), torch.randint(4, 41, (6, 16), device="cpu")
+    layout = SharedRows(torch.arange(16).expand(6, 16) // 8, torch.arange(16).expand(6, 16) % 8)
+    layout = SharedRows(*(part.cpu().contiguous() for part in layout))
+    batch = Batch(source, layout, target, target, layout, 96)
+    weights = []
+    for fast in (False, True):
+        torch.manual_seed(0)
+        model = translator("pre-norm" if r_drop else "paper", dropout=0.0, **ONE_LAYER).to(DEVICE).train()
+        device = torch.device(DEVICE)
+        step = Step(model, options, device, compiled=fast, graphs=fast and device.type == "cuda")
+        for number in (1, 2, 3):
+            step(Update([(0, batch)], 96, 192, Place(), 0.0), number, 1e-3)
+        weights.append([*(p.detach().clone() for p in model.parameters()), *step.average])
+    for a, b in zip(*weights, strict=True):
+        assert difference(a, b) <= 1e-5
+    report(f"updates, compiled as eager, R-Drop {r_drop}")
+
+
 def report(what: str) -> None:
     sys.stdout.write(f"ok: {what}\n")
     sys.stdout.flush()
@@ -91,4 +136,7 @@ if __name__ == "__main__":
     decode_steps(static=False)
     whole("decoder-only, rotary, swiglu", writer("rotary", **ONE_LAYER), ids(2, 7))
     a_compiled_function_is_not_traced_in_silence()
+    dropout_by_keys()
+    training_steps(0.0)
+    training_steps(5.0)
     whole("encoder-only, learned", reader("learned", **ONE_LAYER), ids(2, 7))

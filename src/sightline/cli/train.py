@@ -38,6 +38,7 @@ def train(
 
     from sightline.errors import InputError
     from sightline.evaluate.scores import values
+    from sightline.train.distributed import is_main
     from sightline.train.run import Inputs, Request, train_files
     from sightline.train.sinks import Lines, Metrics, ProgressBar, TensorBoard, all_of
 
@@ -47,6 +48,8 @@ def train(
         )
     if (valid_source is None) != (valid_target is None):
         raise InputError("--valid-source and --valid-target come in pairs.")
+    if valid_source is not None and (text or dialogue):
+        raise InputError("text and dialogues are tested on text of their kind; name it by --valid.")
     parallel = [
         (*_weighted(s)[:1], _weighted(t)[0], _weighted(s)[1]) for s, t in zip(source or [], target or [], strict=True)
     ]
@@ -57,9 +60,10 @@ def train(
         _all(valid) if text else [],
         _all(valid) if dialogue else [],
     )
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, quiet=not is_main())
     shown: Any = Lines(console) if plain or not console.is_terminal else ProgressBar(console)
-    sinks = [shown, Metrics(out / "metrics.jsonl")]
+    metrics = Metrics(out / "metrics.jsonl")
+    sinks = [shown, metrics]
     if tensorboard:
         try:
             sinks.append(TensorBoard(out / "tensorboard"))
@@ -71,13 +75,17 @@ def train(
             request, all_of(sinks), lambda text: console.print(text, markup=False, soft_wrap=True), values
         )
     finally:
+        metrics.close()
         if isinstance(shown, ProgressBar):
             shown.close()
     if run.stopped:
-        typer.echo(
-            f"Stopped by a signal at step {run.step:,}; go on with: sightline train --out {out} --resume", err=True
-        )
+        if is_main():
+            typer.echo(
+                f"Stopped by a signal at step {run.step:,}; go on with: sightline train --out {out} --resume", err=True
+            )
         sys.exit(128 + run.stopped)
+    if not is_main():
+        return
     _plot(out)
     typer.echo(str(out))
 

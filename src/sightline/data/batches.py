@@ -77,12 +77,12 @@ def plan_shared(
     source: Lengths, target: Lengths, budget: int, seed: int, epoch: int, pairs: Ints | None = None
 ) -> list[Shared]:
     """The batches of an epoch in shared rows. Each batch has `budget` cells on either side, in rows just long enough
-    (64, 128, 256, ...) for its longest sentence; sentences of very unequal lengths do not share a batch."""
+    (64, 128, 256, ...) for its longest sentences; short ones fill the room that these leave."""
     chance = np.random.default_rng([seed, epoch])
     order = chance.permutation(np.arange(len(source)) if pairs is None else pairs)
     sizes = np.stack([source, target]) + 1  # with its start or end
     longest = sizes.max(0)[order]
-    batches: list[Shared] = []
+    piles: list[_Pile] = []
     length = ROW
     while len(order):
         if length > budget:
@@ -92,22 +92,43 @@ def plan_shared(
                 f"sentence, which has {longest_of_all} tokens, needs."
             )
         fits = longest <= length
-        batches += _fill(order[fits], sizes, budget // length, length)
+        piles.append(_Pile(order[fits], sizes))
         order, longest, length = order[~fits], longest[~fits], 2 * length
+    batches: list[Shared] = []
+    for pile in reversed(piles):
+        length //= 2
+        while pile:
+            batches.append(_fill([pile] if pile is piles[0] else [pile, piles[0]], sizes, budget // length, length))
     return [batches[i] for i in chance.permutation(len(batches))]
 
 
-def _fill(order: Ints, sizes: NDArray[np.int32], rows: int, length: int) -> list[Shared]:
-    """Fill one batch after another with the next sentences; what finds no place is the first of the next batch."""
-    batches = []
-    while len(order):
-        together = sizes[:, order].max(0).cumsum()
-        count = max(1, int(np.searchsorted(together, rows * length, side="right")))
-        waiting = order[:count]
+class _Pile:
+    """Sentences that wait for their batch, in their order; those that found no place in one come first in the next."""
+
+    def __init__(self, order: Ints, sizes: NDArray[np.int32]) -> None:
+        self.order, self.sizes, self.taken, self.back = order, sizes, 0, order[:0]
+
+    def __len__(self) -> int:
+        return len(self.back) + len(self.order) - self.taken
+
+    def take(self, room: Ints) -> Ints:
+        """The next ones, as many as have so many cells on either side."""
+        near = np.concatenate([self.back, self.order[self.taken : self.taken + int(room.max())]])
+        ends = self.sizes[:, near].cumsum(1)
+        count = min(int(np.searchsorted(end, most, side="right")) for end, most in zip(ends, room, strict=True))
+        self.taken += max(0, count - len(self.back))
+        self.back = self.back[count:]
+        return near[:count]
+
+
+def _fill(piles: list[_Pile], sizes: NDArray[np.int32], rows: int, length: int) -> Shared:
+    """One batch: from each pile in turn as many sentences as find a place."""
+    room = np.full((2, rows), length)
+    placed: list[tuple[Ints, Ints]] = []
+    for pile in piles:
+        waiting = pile.take(room.sum(1) * 5 // 4)  # some more than there is room for: one of them may fit a gap
         waiting = waiting[np.argsort(-sizes[:, waiting].max(0), kind="stable")]
-        room = np.full((2, rows), length)
-        placed: list[tuple[Ints, Ints]] = []
-        rest: list[Ints] = []
+        rest = [pile.back]
         # Round by round each row gets one sentence: the longest that waits goes where most room is left.
         while len(waiting):
             now, waiting = waiting[:rows], waiting[rows:]
@@ -116,10 +137,9 @@ def _fill(order: Ints, sizes: NDArray[np.int32], rows: int, length: int) -> list
             room[:, into[fits]] -= sizes[:, now[fits]]
             placed.append((now[fits], into[fits]))
             rest.append(now[~fits])
-        pairs, row = (np.concatenate(part) for part in zip(*placed, strict=True))
-        batches.append(Shared(pairs, row, rows, length))
-        order = np.concatenate([*rest, order[count:]])
-    return batches
+        pile.back = np.concatenate(rest)
+    pairs, row = (np.concatenate(part) for part in zip(*placed, strict=True))
+    return Shared(pairs, row, rows, length)
 
 
 # --- Tensors
@@ -194,16 +214,18 @@ def collate_shared(store: Store, shared: Shared) -> Batch:
     pairs, row, rows, length = shared
     source = None if store.source is None else _Cells(*store.source.take(pairs), row, rows, length)
     target = _Cells(*store.target.take(pairs), row, rows, length)
+    nobody = np.full(rows, -1)
     return _count(
         store,
         target,
         pairs,
         Batch(
             source=None if source is None else source.rows(source.ids, last=END),
-            source_layout=None if source is None else source.layout(blank=np.full(rows, -1)),
+            source_layout=None if source is None else source.layout(blank=nobody),
             target_in=target.rows(target.ids, first=START),
             target_out=target.rows(target.ids, last=END),
-            target_layout=target.layout(blank=target.first_of_row()),
+            # Beside a source, blanks must find something to look at; a reader looks ahead, and must not see them.
+            target_layout=target.layout(blank=nobody if source is None else target.first_of_row()),
             tokens=int(target.sizes.sum()),
         ),
     )
@@ -280,8 +302,9 @@ def _count(store: Store, target: _Cells, pairs: Ints, batch: Batch) -> Batch:
     that closes a sequence counts as its last token does."""
     if store.counted is None:
         return batch
-    counted, _ = store.counted.take(pairs)
+    counted, lengths = store.counted.take(pairs)
     asked = target.rows(counted, last=1)
+    asked.view(-1)[target.start + target.sizes - 1] = torch.from_numpy(counted[lengths.cumsum() - 1].astype(np.int64))
     wanted = batch.target_out.where(asked != 0, torch.tensor(PAD))
     return batch._replace(target_out=wanted, tokens=int((wanted != PAD).sum()))
 

@@ -25,6 +25,7 @@ from sightline.data.batches import (
     plan_shared,
 )
 from sightline.data.store import Store
+from sightline.errors import InputError
 
 __all__ = ["Feed", "Place", "Update", "ahead"]
 
@@ -77,7 +78,10 @@ class Feed:
             source = lengths_of(store.source, target)
             drawn = store.draw(self.seed, epoch)
             made = list(make(source, target, self.budget, self.seed, epoch, drawn))
-            self._plans = {0: self._plans.get(0, made), epoch: made}  # the first is asked for again and again
+            if not made:
+                raise InputError("the weights of the files are so small that none of their text is left to train on.")
+            first = {0: self._plans[0]} if 0 in self._plans else {}  # it is asked for again and again
+            self._plans = {**first, epoch: made}
         return self._plans[epoch]
 
     def _store(self, epoch: int) -> Store:

@@ -35,6 +35,13 @@ def attention(
         # cuDNN's kernel, torch's first choice on new GPUs, gives NaN once in some thousand steps where there is a mask.
         with contextlib.nullcontext() if allowed is None or not q.is_cuda else sdpa_kernel(KERNELS):
             return F.scaled_dot_product_attention(q, k, v, allowed, dropout, is_causal=causal)
+    return spelled_out(q, k, v, allowed, dropout, causal)
+
+
+def spelled_out(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, dropout: float, causal: bool
+) -> Float[Tensor, "batch heads query d_k"]:
+    """The same by plain products, scores in float32. A query that may look nowhere looks everywhere."""
     scores = (q @ k.mT).float() * q.shape[-1] ** -0.5
     if causal:
         allowed = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()

@@ -63,9 +63,10 @@ def search(
 ) -> list[Hypothesis]:
     """The best answer for each row of sources, padded on the right, each ending in END."""
     layout = source != PAD
+    limits = (2 * layout.sum(1) + 10).clamp(max=model.config.positions.max_length)
     longest = min(2 * source.shape[1] + 10, model.config.positions.max_length)
     cache = model.new_cache(model.encoder(source, layout), layout, capacity=longest, beams=beams)
-    state = _State(source.shape[0], beams, longest, length_penalty, source.device)
+    state = _State(limits, beams, longest, length_penalty)
     for length in range(1, longest + 1):
         log_probs = model.step(state.tokens[:, length - 1 : length], cache)[:, -1].float().log_softmax(-1)
         state.grow(log_probs, length, cache)
@@ -77,8 +78,9 @@ def search(
 class _State:
     """The living hypotheses of a batch, and the best finished ones. Rows are beams, neighbours in a sentence."""
 
-    def __init__(self, sentences: int, beams: int, longest: int, length_penalty: float, device: torch.device) -> None:
-        self.beams, self.longest, self.penalty = beams, longest, length_penalty
+    def __init__(self, limits: Int[Tensor, " sentences"], beams: int, longest: int, length_penalty: float) -> None:
+        self.limits, self.beams, self.penalty = limits, beams, length_penalty
+        sentences, device = len(limits), limits.device
         shape = (sentences, beams)
         self.tokens: Int[Tensor, "rows length"] = torch.full((sentences * beams, longest + 1), START, device=device)
         self.living: Float[Tensor, "sentences beams"] = torch.full(shape, -math.inf, device=device)
@@ -90,9 +92,8 @@ class _State:
         """Add one token to every hypothesis: its own best ones compete with those of the other beams."""
         sentences, vocab = len(self.living), log_probs.shape[1]
         log_probs[:, PAD] = log_probs[:, START] = log_probs[:, UNKNOWN] = -math.inf  # these are no words
-        if length == self.longest:  # there is room for the end only
-            ending = log_probs[:, END].clone()
-            log_probs.fill_(-math.inf)[:, END] = ending
+        full = (self.limits <= length).repeat_interleave(self.beams)[:, None]  # there is room for the end only
+        log_probs = log_probs.masked_fill(full & (torch.arange(vocab, device=full.device) != END), -math.inf)
         totals = self.living[:, :, None] + log_probs.view(sentences, self.beams, vocab)
         # Twice as many as there are beams: however many of them end, enough go on.
         best, where = totals.flatten(1).topk(min(2 * self.beams, self.beams * vocab), dim=1)
@@ -105,6 +106,8 @@ class _State:
 
         best = torch.where(ends, -math.inf, best)
         self.living, chosen = best.topk(self.beams, dim=1)
+        over = self.finished[:, -1] > -math.inf  # as many as there are beams: the sentence has its answer,
+        self.living.masked_fill_(over[:, None], -math.inf)  # whatever its neighbours still do
         rows = rows.gather(1, chosen).flatten()
         self.tokens = self.tokens[rows]
         self.tokens[:, length] = token.gather(1, chosen).flatten()
@@ -122,8 +125,8 @@ class _State:
         self.endings = texts.gather(1, kept[:, :, None].expand(-1, -1, texts.shape[2]))
 
     def done(self) -> bool:
-        """Every sentence has as many finished hypotheses as beams. (With one beam: the best next token was the end.)"""
-        return bool((self.finished[:, -1] > -math.inf).all())
+        """No hypothesis lives. (With one beam: the best next token of every sentence was the end.)"""
+        return bool((self.living == -math.inf).all())
 
     def answers(self) -> list[Hypothesis]:
         """The best finished hypothesis of every sentence."""

@@ -13,14 +13,46 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError
 
-__all__ = ["World"]
+__all__ = ["World", "is_main", "local", "part_of", "whole"]
+
+
+def is_main() -> bool:
+    """Whether this process tells of the run: of those that train together, the first."""
+    return _rank() == 0
+
+
+def whole(value: Tensor) -> Tensor:
+    """A tensor put together from its parts, where it lies in parts. All processes must ask."""
+    gather = getattr(value, "full_tensor", None)
+    return value if gather is None else gather()
+
+
+def part_of(value: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor, which all processes have, cut into parts as `like` is."""
+    mesh = getattr(like, "device_mesh", None)
+    if mesh is None:
+        return value.to(like.device)
+    from torch.distributed.tensor import DTensor, Replicate  # noqa: PLC0415 - slow to import
+
+    copies = DTensor.from_local(value.to(like.device), mesh, [Replicate()], run_check=False)
+    return copies.redistribute(placements=like.placements)  # type: ignore[attr-defined]
+
+
+def local(value: Tensor) -> Tensor:
+    """This process's part, as a plain tensor in the same memory."""
+    part = getattr(value, "to_local", None)
+    return value if part is None else part()
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
 
 
 class World:
     """The processes that train together, seen from one of them. Without `torchrun` there is one."""
 
     def __init__(self, device: str = "auto", *, shard: bool = False) -> None:
-        self.rank, self.size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank, self.size = _rank(), int(os.environ.get("WORLD_SIZE", "1"))
         self.device = _device(device)
         self.sharded = shard and self.size > 1
         if self.size > 1:
@@ -56,18 +88,13 @@ class World:
         fully_shard(objective, mesh=mesh)
         return objective
 
-    def whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The same tensors, each put together from its parts. All processes must ask."""
-        return {name: getattr(value, "full_tensor", lambda v=value: v)() for name, value in tensors.items()}
-
-    def part_of(self, value: Tensor, like: Tensor) -> Tensor:
-        """This process's part of a whole tensor, cut as `like` is."""
-        mesh = getattr(like, "device_mesh", None)
-        if mesh is None:
-            return value.to(like.device)
-        from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415
-
-        return distribute_tensor(value.to(self.device), mesh, like.placements)  # type: ignore[attr-defined]
+    def changed(self, objective: nn.Module) -> None:
+        """Weights that were gathered for a pass without a step behind it may be old by the next pass."""
+        if self.sharded:
+            for module in objective.modules():
+                reshard: Any = getattr(module, "reshard", None)
+                if reshard is not None:
+                    reshard()
 
     def any(self, flag: bool) -> bool:
         """Whether it is so in any process. All must ask."""

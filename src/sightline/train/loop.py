@@ -30,7 +30,7 @@ from sightline.data.feed import Feed, Place, Update, ahead
 from sightline.errors import CheckpointError, TrainingError
 from sightline.model.transformer import Model
 from sightline.text.tokenizer import Tokenizer
-from sightline.train.distributed import World
+from sightline.train.distributed import World, part_of, whole
 from sightline.train.events import Finished, Progress, Saved, Sink, Started, Validated, Warned
 from sightline.train.optimizer import restore, state_of
 from sightline.train.schedule import learning_rate
@@ -56,6 +56,8 @@ class Run:
     """Result and step of the states kept for averaging."""
     losses: list[float] = field(default_factory=list)
     """Reported losses, to see whether it learns at all."""
+    untested: bool = False
+    """It was stopped when a test was due; going on begins with it."""
     stopped: int = 0
     """The signal that ended it before its time."""
 
@@ -84,7 +86,16 @@ def train(
     if run.step == 0:
         _warn_of_size(model, feed, tell)
 
-    begun, clock, reason = time.perf_counter(), _Clock(), ""
+    begun, clock = time.perf_counter(), _Clock()
+
+    def test() -> None:
+        with clock.stopped():
+            _judge(_validate(model, step, validation, world), run, saver, tell)
+        run.untested = False
+
+    if run.untested:
+        test()
+    reason = _had_enough(run, options)
     stream = feed.updates(run.place, options.accumulate, world.rank, world.size)
     with _stopping() as stop, contextlib.closing(ahead(lambda: _pinned(stream, world.device))) as updates:
         while run.step < pace.steps and not reason:
@@ -96,18 +107,19 @@ def train(
             clock.seen += update.cells
 
             report = pace.due(run.step, options.report_every)
+            save, run.untested = pace.due(run.step, pace.save_every), pace.due(run.step, pace.validate_every)
+            if save or run.untested or report:
+                _check(step, run, folder, world)
             if report:
                 progress = _report(step, run, world, rate, clock.speed())
                 tell(progress)
-                _warn_of_trouble(run, progress, tell, folder)
+                _warn_of_trouble(run, progress, tell)
             if (report or world.size == 1) and world.any(bool(stop)):  # processes must agree, which costs a wait
                 reason = "stopped"
-            elif pace.due(run.step, pace.validate_every):
-                with clock.stopped():
-                    _judge(_validate(model, step, validation, world), run, saver, tell)
-                if options.patience and run.waited >= options.patience:
-                    reason = f"no better result in {options.patience} tests"
-            if pace.due(run.step, pace.save_every) or reason:
+            elif run.untested:
+                test()
+                reason = _had_enough(run, options)
+            if save or reason:
                 tell(Saved(run.step, saver.save(run)))
     if reason == "stopped":
         run.stopped = (stop or [signal.SIGTERM])[0]
@@ -115,6 +127,11 @@ def train(
         _finish(model, step, validation, run, saver, tell, world)
     tell(Finished(run.step, reason or "done", time.perf_counter() - begun))
     return run
+
+
+def _had_enough(run: Run, options: TrainConfig) -> str:
+    enough = options.patience and run.waited >= options.patience
+    return f"no better result in {options.patience} tests" if enough else ""
 
 
 class _Pace(NamedTuple):
@@ -237,13 +254,17 @@ def _warn_of_size(model: Model, feed: Feed, tell: Sink) -> None:
         )
 
 
-def _warn_of_trouble(run: Run, progress: Progress, tell: Sink, folder: Path) -> None:
-    if not math.isfinite(progress.loss) or not math.isfinite(progress.gradient_norm):
+def _check(step: Step, run: Run, folder: Path, world: World) -> None:
+    """Nothing that is no longer a number may be kept in the place of what was one."""
+    if world.any(not step.sums.isfinite().all()):
         raise TrainingError(
             f"step {run.step}: the loss or the gradient is no longer a number; the run stops here. Lower "
             f"train.learning_rate, lengthen train.warmup or set train.clip, and start again; {folder} has the last "
             "checkpoint before it."
         )
+
+
+def _warn_of_trouble(run: Run, progress: Progress, tell: Sink) -> None:
     run.losses = [*run.losses, progress.loss][-60:]
     first, latest = run.losses[:5], run.losses[-5:]
     if len(run.losses) == 20 and sum(latest) > 0.98 * sum(first):
@@ -264,6 +285,7 @@ def _validate(model: Model, step: Step, validation: Validation | None, world: Wo
         if world.sharded:  # every process has a part of the model: all of them compute the loss
             loss = validation.loss(step.objective.eval(), world.device)
             step.objective.train()
+            world.changed(step.objective)
             return Result(loss, {}, [])
         result = validation(model, bfloat16=step.bfloat16) if world.main else None
         return world.from_main(result)
@@ -273,6 +295,7 @@ def _judge(result: Result | None, run: Run, saver: "_Saver", tell: Sink, weights
     """Keep what was tested if it is the best so far (or if nothing can be tested)."""
     if result is None:
         saver.keep_model()
+        saver.keep_for_average(run, float(run.step))
         return
     by = saver.config.train.best_by
     value = result.scores.get(by, -result.loss)
@@ -321,12 +344,13 @@ class _Saver:
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
 
     def weights(self) -> dict[str, Tensor]:
-        return self.world.whole({name: p.detach() for p, name in self.names.items()})
+        """A copy of the weights, or of their running average: what is kept as a model."""
+        with self.step.averaged():
+            return {name: whole(p.detach()).to("cpu", copy=True) for p, name in self.names.items()}
 
     def keep_model(self) -> None:
         """Make the weights, or their running average, the model of the run."""
-        with self.step.averaged():
-            weights = self.weights()
+        weights = self.weights()
         if self.world.main:
             save_weights(weights, self.model.config, self.folder, self.tokenizer)
 
@@ -338,15 +362,14 @@ class _Saver:
         run.tested.append((value, run.step))
         ranked = sorted(run.tested, key=lambda state: state if of == "best" else state[1], reverse=True)
         run.tested = sorted(ranked[:count], key=lambda state: state[1])
-        with self.step.averaged():
-            weights = self.weights()
+        weights = self.weights()
         if not self.world.main:
             return
         names = {f"step-{step:08}.safetensors" for _, step in run.tested}
         own = f"step-{run.step:08}.safetensors"
         try:
             if own in names:
-                write_whole(self.folder / "states", {own: save({n: w.contiguous().cpu() for n, w in weights.items()})})
+                write_whole(self.folder / "states", {own: save(weights)})
         except OSError as error:
             raise CheckpointError(f"{self.folder}: the tested state cannot be written: {error.strerror}.") from None
         for path in (self.folder / "states").glob("*.safetensors"):
@@ -368,7 +391,8 @@ class _Saver:
         state = {f"weights.{name}": p.detach() for p, name in self.names.items()}
         state |= {f"optimizer.{name}": value for name, value in state_of(self.step.optimizers, self.names).items()}
         state |= {f"average.{name}": v for name, v in zip(self.names.values(), self.step.average, strict=False)}
-        state = self.world.whole(state) | {"sums": self.world.sum(self.step.sums.clone())}
+        state = {name: whole(value) for name, value in state.items()}
+        state["sums"] = self.world.sum(self.step.sums.clone())
         about = asdict(run) | {"place": list(run.place), "config": self.config.model_dump(mode="json")}
         folder = self.folder / "checkpoints"
         if self.world.main:
@@ -379,8 +403,8 @@ class _Saver:
     def load(self) -> Run:
         """Take up the run from its last checkpoint."""
         where = last_state(self.folder / "checkpoints")
-        if where is None:
-            raise CheckpointError(f"{self.folder}: there is no checkpoint to resume from; leave out --resume to begin.")
+        if where is None:  # it did not come so far
+            return Run()
         state, about = load_state(where)
         parts: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}, "average": {}, "sums": {}}
         for name, value in state.items():
@@ -391,15 +415,15 @@ class _Saver:
             raise CheckpointError(f"{where}: {min(missing)!r} does not fit the configuration; was the model changed?")
         with torch.no_grad():
             for parameter, name in self.names.items():
-                parameter.copy_(self.world.part_of(parts["weights"][name], parameter))
+                parameter.copy_(part_of(parts["weights"][name], parameter))
             for mean, name in zip(self.step.average, self.names.values(), strict=False):
-                mean.copy_(self.world.part_of(parts["average"][name], mean))
+                mean.copy_(part_of(parts["average"][name], mean))
             if self.world.main:  # what was summed up over all is summed up once
                 self.step.sums.copy_(parts["sums"][""])
-        restore(self.step.optimizers, self.names, parts["optimizer"], self.world.part_of)
+        restore(self.step.optimizers, self.names, parts["optimizer"])
         tested = [(value, step) for value, step in about["tested"]]
         numbers: dict[str, Any] = {
-            name: about[name] for name in ("step", "epoch", "tokens", "best", "waited", "losses")
+            name: about[name] for name in ("step", "epoch", "tokens", "best", "waited", "losses", "untested")
         }
         return Run(place=Place(*about["place"]), tested=tested, **numbers)
 

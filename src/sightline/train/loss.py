@@ -5,6 +5,7 @@ words. Here they are made and used up in pieces, and the gradient is computed on
 once and never kept for the backward pass.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +15,12 @@ from torch import Tensor, nn
 
 from sightline.text.tokenizer import PAD
 
-__all__ = ["Loss", "cross_entropy", "r_drop"]
+__all__ = ["Loss", "cross_entropy", "linear_cross_entropy", "r_drop"]
 
 PIECE = 4096
-"""Tokens whose logits are there at a time."""
+"""Tokens whose logits are there at a time, on a GPU."""
+CACHED = 8_000_000
+"""Logits that are there at a time on a CPU: fewer tokens, so that they stay in its cache."""
 
 
 class Loss(NamedTuple):
@@ -34,7 +37,7 @@ def cross_entropy(
 ) -> Loss:
     """The loss of vectors that the classifier is to turn into these targets. With smoothing ε, the wanted distribution
     gives 1 - ε to the target and shares ε among all words; 0 is the plain one-hot loss."""
-    return _fused([hidden], classifier, targets, smoothing, 0.0)
+    return linear_cross_entropy([hidden], classifier, targets, smoothing, 0.0)
 
 
 def r_drop(
@@ -47,10 +50,13 @@ def r_drop(
 ) -> Loss:
     """The mean loss of two passes under different dropout, and α / 2 times how far their answers p and q are apart,
     (KL(p‖q) + KL(q‖p)) / 2. It is the sum of Liang et al. (2021, arXiv:2106.14448), halved: it weighs as one pass."""
-    return _fused([one, other], classifier, targets, smoothing, alpha)
+    return linear_cross_entropy([one, other], classifier, targets, smoothing, alpha)
 
 
-def _fused(passes: list[Tensor], classifier: nn.Linear, targets: Tensor, smoothing: float, alpha: float) -> Loss:
+def linear_cross_entropy(
+    passes: Sequence[Tensor], classifier: nn.Linear, targets: Tensor, smoothing: float, alpha: float
+) -> Loss:
+    """Either loss, of one pass or of two."""
     flat = [hidden.flatten(0, -2) for hidden in passes]
     smoothed, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         classifier.weight, classifier.bias, targets.flatten(), smoothing, alpha, *flat
@@ -65,41 +71,47 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, alpha: float, *passes: Tensor
     ) -> tuple[Tensor, Tensor]:
-        device = weight.device
+        device, words = weight.device, len(weight)
         autocast = torch.is_autocast_enabled(device.type)
         dtype = torch.get_autocast_dtype(device.type) if autocast else passes[0].dtype
         matrix, offset = weight.to(dtype), None if bias is None else bias.to(dtype)
+        mean, mean_offset = weight.float().mean(0), 0.0 if bias is None else bias.float().mean()
         wanted = any(ctx.needs_input_grad)
         smoothed, nll = (torch.zeros((), device=device) for _ in range(2))
         to_hidden: list[list[Tensor]] = [[] for _ in passes]
         to_weight, to_bias = torch.zeros_like(weight), None if bias is None else torch.zeros_like(bias)
-        pieces = [torch.split(hidden.to(dtype), PIECE) for hidden in passes]
-        # Nothing is changed in place: torch 2.11's compiler loses such changes inside an autograd function.
-        for target, *xs in zip(torch.split(targets, PIECE), *pieces, strict=True):
+        size = PIECE if device.type != "cpu" else max(32, CACHED // words)
+        pieces = [torch.split(hidden.to(dtype), size) for hidden in passes]
+        for target, *xs in zip(torch.split(targets, size), *pieces, strict=True):
             with torch.autocast(device.type, enabled=False):
-                there = target != PAD
-                answers = [F.linear(x, matrix, offset).float().log_softmax(-1) for x in xs]
-                for log_probs in answers:
+                there = (target != PAD).float()
+                answers = []
+                for x in xs:
+                    logits = F.linear(x, matrix, offset).float()
+                    log_probs = logits.log_softmax(-1)
+                    norm = logits[:, 0] - log_probs[:, 0]
                     one = (log_probs.gather(1, target[:, None])[:, 0] * there).sum() / len(xs)
-                    every = (log_probs.mean(-1) * there).sum() / len(xs)
+                    # The mean over all words of the log-probabilities, without looking at each.
+                    every = ((x.float() @ mean + mean_offset - norm) * there).sum() / len(xs)
                     nll = nll - one
                     smoothed = smoothed - (1 - smoothing) * one - smoothing * every
+                    answers.append(log_probs)
                 if len(xs) == 2:
                     smoothed = smoothed + alpha / 4 * (_apart(*answers) * there).sum()
                 if not wanted:
                     continue
-                at_target = answers[0].new_full((len(target), 1), smoothing - 1)
+                apart = [alpha / 4 * _towards(p, q) for p, q in (answers, answers[::-1])] if len(xs) == 2 else []
                 for i, x in enumerate(xs):
-                    p = answers[i].exp()
-                    gradient = (p - smoothing / len(weight)).scatter_add(1, target[:, None], at_target) / len(xs)
-                    if len(xs) == 2:
-                        gradient = gradient + alpha / 4 * _towards(answers[i], answers[1 - i])
-                    gradient = gradient * there[:, None]
+                    # What the logits get, but for the share of smoothing, which is the same for all words.
+                    gradient = _minus(answers[i], target, 1 - smoothing)
+                    gradient = gradient if len(xs) == 1 else gradient / len(xs)
+                    gradient = (gradient + apart[i] if apart else gradient).to(dtype)
+                    share = smoothing / len(xs)
+                    to_hidden[i].append(((gradient @ matrix - share * mean) * there[:, None]).to(passes[i].dtype))
+                    counted = x * there[:, None].to(dtype)
+                    to_weight = to_weight + gradient.T @ counted - share / words * counted.float().sum(0)
                     if to_bias is not None:
-                        to_bias = to_bias + gradient.sum(0)
-                    gradient = gradient.to(dtype)
-                    to_hidden[i].append((gradient @ matrix).to(passes[i].dtype))
-                    to_weight = to_weight + gradient.T @ x
+                        to_bias = to_bias + there @ gradient.float() - share / words * there.sum()
         ctx.save_for_backward(to_weight, to_bias, *(torch.cat(found) for found in to_hidden if found))
         ctx.mark_non_differentiable(nll)
         return smoothed, nll
@@ -109,6 +121,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         to_weight, to_bias, *to_hidden = ctx.saved_tensors
         to_bias = None if to_bias is None else upstream * to_bias
         return upstream * to_weight, to_bias, None, None, None, *(upstream * found for found in to_hidden)
+
+
+def _minus(log_probs: Tensor, target: Tensor, amount: float) -> Tensor:
+    """The probabilities, those of the targets less by an amount. Eager, in place of their logarithms. Compiled, it is
+    one pass without that; and torch 2.11's compiler would lose what is written in place inside an autograd function."""
+    if torch.compiler.is_compiling():
+        word = torch.arange(log_probs.shape[1], device=target.device)
+        return log_probs.exp() - amount * (word == target[:, None])
+    return log_probs.exp_().scatter_add_(1, target[:, None], log_probs.new_full((len(target), 1), -amount))
 
 
 def _apart(p: Tensor, q: Tensor) -> Tensor:

@@ -6,13 +6,14 @@ orthogonal matrix nearest to its mean gradient, so that no direction is neglecte
 (embeddings, norms, biases) is moved by Adam there, too.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sightline.config import TrainConfig
+from sightline.train.distributed import local, part_of, whole
 
 __all__ = ["Muon", "make_optimizers", "orthogonal", "restore", "state_of"]
 
@@ -60,16 +61,19 @@ class Muon(torch.optim.Optimizer):
             ahead = torch._foreach_lerp(gradients, means, group["momentum"])  # Nesterov's
             pieces: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
             for weight, mean in zip(weights, ahead, strict=True):
-                for piece in zip(weight.chunk(self.parts[weight]), mean.chunk(self.parts[weight]), strict=True):
-                    pieces.setdefault(piece[0].shape, []).append(piece)
+                for piece in whole(mean).chunk(self.parts[weight]):
+                    pieces.setdefault(piece.shape, []).append((weight, piece))
+            found: dict[Tensor, list[Tensor]] = {w: [] for w in weights}
             for shape, together in pieces.items():
                 moves = orthogonal(torch.stack([mean for _, mean in together]))
                 # Its entries then have the size of Adam's moves (Liu et al., 2025, arXiv:2502.16982).
                 moves = moves * (-0.2 * max(shape) ** 0.5 * group["lr"])
-                into = [weight for weight, _ in together]
-                if group["weight_decay"]:
-                    torch._foreach_mul_(into, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(into, list(moves.to(into[0].dtype).unbind()))
+                for (weight, _), move in zip(together, moves.unbind(), strict=True):
+                    found[weight].append(move)
+            into = [local(w) for w in weights]
+            if group["weight_decay"]:
+                torch._foreach_mul_(into, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(into, [local(part_of(torch.cat(found[w]).to(w.dtype), w)) for w in weights])
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
@@ -99,7 +103,6 @@ def restore(
     optimizers: Iterable[torch.optim.Optimizer],
     names: Mapping[Tensor, str],
     state: Mapping[str, Tensor],
-    part_of: Callable[[Tensor, Tensor], Tensor] = lambda value, like: value.to(like.device),
 ) -> None:
     """Let the optimizers remember what `state_of` told."""
     known = {name: parameter for parameter, name in names.items()}

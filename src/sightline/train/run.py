@@ -81,35 +81,34 @@ def train_files(request: Request, tell: Sink, note: Note = lambda _: None, score
         raise InputError(
             "there is nothing to train on; name files by --source and --target, --pairs, --text or --dialogue."
         )
-    old = (
-        None if request.start is None or request.resume else (load_model(request.start), load_tokenizer(request.start))
-    )
+    begun = last_state(folder / "checkpoints") is not None
+    old = None if request.start is None or begun else (load_model(request.start), load_tokenizer(request.start))
     if not request.resume:
         config = _configure(request, corpora, note, old[0] if old else None)
     world = World(request.device, shard=config.train.shard)
     cache = request.cache or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sightline"
     if not world.main:
         tell, note = _nothing, _nothing
-        world.wait()  # until the main process has prepared everything
+        config = world.from_main(None)  # which first prepares everything
     tokenizer = load_tokenizer(folder) if request.resume or not world.main else _vocabulary(config, corpora, old, note)
     config = _fit(config, tokenizer)
-    if world.main and not request.resume:
-        forget(folder)
-        _write(folder, request, config, tokenizer)
     stores = _stores(config, corpora, tokenizer, cache, note)
     validation = _validation(config, request.valid, tokenizer, cache, score, note)
     if world.main:
-        world.wait()
-        _warn_of_leaks(stores[0], tell)
+        if not request.resume:  # all that can be wrong with the input has been found by now
+            config = _measure(config, world, note)
+            forget(folder)
+            _write(folder, request, config, tokenizer)
+        world.from_main(config)
+        if not begun:
+            _warn_of_leaks(stores[0], tell)
 
     torch.manual_seed(config.train.seed)
     model: Model = build(config.model)
     if old is not None:
         model = with_vocabulary(old[0], old[1], tokenizer)
     budget = config.train.batch_tokens
-    if budget == "auto":
-        budget = world.from_main(find_budget(config, world.device) if world.main else None)
-        note(f"memory holds {budget:,} tokens a batch")
+    assert budget != "auto"  # noqa: S101 - it was measured
     rows = config.train.rows
     if rows == "auto":
         rows = "shared" if world.device.type == "cuda" else "padded"
@@ -129,6 +128,15 @@ def train_files(request: Request, tell: Sink, note: Note = lambda _: None, score
         )
     finally:
         world.close()
+
+
+def _measure(config: Config, world: World, note: Note) -> Config:
+    """A budget that is found is kept: another one would change the course of the run."""
+    if config.train.batch_tokens != "auto":
+        return config
+    budget = find_budget(config, world.device)
+    note(f"memory holds {budget:,} tokens a batch")
+    return config.model_copy(update={"train": config.train.model_copy(update={"batch_tokens": budget})})
 
 
 def choose_preset(corpora: Sequence[Weighted[Any]], pairs: int) -> str:
@@ -264,7 +272,8 @@ def _write(folder: Path, request: Request, config: Config, tokenizer: Tokenizer)
         "valid": request.valid._asdict(),
         "start": request.start,
     }
-    files = {"run.json": json.dumps(about, indent=2).encode() + b"\n", "tokenizer.model": tokenizer.model}
+    # In this order: where there is a run.json, there is all that it needs.
+    files = {"tokenizer.model": tokenizer.model, "run.json": json.dumps(about, indent=2).encode() + b"\n"}
     try:
         write_whole(folder, files)
     except OSError as error:
@@ -289,7 +298,7 @@ def _reopen(request: Request) -> tuple[Request, Config]:
             "a run that is resumed keeps its configuration; leave out --preset, --config, --set and --from."
         )
     given = request.train if request.train.corpora() else inputs["train"]
-    return request._replace(train=given, valid=inputs["valid"]), config
+    return request._replace(train=given, valid=inputs["valid"], start=about["start"]), config
 
 
 def _nothing(_: Any) -> None:

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from sightline.checkpoint import write_whole
+from sightline.errors import CheckpointError
 from sightline.train.events import Event, Finished, Progress, Saved, Sink, Started, Validated, Warned
 
 __all__ = ["Lines", "Metrics", "ProgressBar", "TensorBoard", "all_of"]
@@ -31,30 +33,49 @@ class Metrics:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._early: list[str] = []
+        self._kept: set[str] = set()
         self._file: IO[str] | None = None
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Started):
-            self._begin(event.step)
-        elif isinstance(event, Progress | Validated | Warned) and self._file is not None:
-            self._file.write(json.dumps(as_json(event), ensure_ascii=False) + "\n")
-            self._file.flush()
-        elif isinstance(event, Finished) and self._file is not None:
+        try:
+            if isinstance(event, Started):
+                self._begin(event.step)
+            elif isinstance(event, Progress | Validated | Warned):
+                self._write(_line(as_json(event)))
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: cannot be written: {error.strerror}.") from None
+
+    def close(self) -> None:
+        """However the run ended."""
+        if self._file is not None:
             self._file.close()
 
     def _begin(self, step: int) -> None:
-        kept = [line for line in read_metrics(self.path) if line["step"] <= step] if step else []
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
-        beside = self.path.with_name(f".{self.path.name}.partial")
-        beside.write_text(text, "utf-8")
-        beside.replace(self.path)
-        self._file = self.path.open("a", encoding="utf-8")
+        kept = [_line(line) for line in read_metrics(self.path) if line["step"] <= step] if step else []
+        write_whole(self.path.parent, {self.path.name: "".join(kept).encode()})
+        self._kept, self._file = set(kept), self.path.open("a", encoding="utf-8")
+        for line in self._early:
+            self._write(line)
+
+    def _write(self, line: str) -> None:
+        if self._file is None:
+            self._early.append(line)
+        elif line not in self._kept:  # what is done once more at the step of the checkpoint is told already
+            self._file.write(line)
+            self._file.flush()
 
 
 def as_json(event: Event) -> dict[str, Any]:
     """An event as a line of metrics.jsonl."""
     values = {name: None if _not_a_number(value) else value for name, value in event._asdict().items()}
     return {"event": type(event).__name__.lower(), **values}
+
+
+def _line(values: dict[str, Any]) -> str:
+    """One line, also for readers to whom there are more ends of a line than one."""
+    text = json.dumps(values, ensure_ascii=False)
+    return text.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029") + "\n"
 
 
 def _not_a_number(value: Any) -> bool:

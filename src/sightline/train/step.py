@@ -17,8 +17,8 @@ from sightline.data.batches import Batch
 from sightline.data.feed import Update
 from sightline.model.kernels import share_keys
 from sightline.model.transformer import DecoderOnly, EncoderDecoder, Model
-from sightline.train.distributed import World
-from sightline.train.loss import Loss, cross_entropy, r_drop
+from sightline.train.distributed import World, whole
+from sightline.train.loss import Loss, linear_cross_entropy
 from sightline.train.optimizer import make_optimizers
 
 __all__ = ["Objective", "Step", "Sums", "seed_of"]
@@ -27,16 +27,16 @@ __all__ = ["Objective", "Step", "Sums", "seed_of"]
 class Objective(nn.Module):
     """The model with its loss behind it: what is differentiated."""
 
-    def __init__(self, model: Model, smoothing: float, r_drop: float = 0.0) -> None:
+    def __init__(self, model: Model, smoothing: float, r_drop: float = 0.0, compiled: bool = False) -> None:
         super().__init__()
         self.model, self.smoothing, self.r_drop = model, smoothing, r_drop
+        self.loss = torch.compile(linear_cross_entropy) if compiled else linear_cross_entropy
 
     def forward(self, batch: Batch) -> Loss:
-        classifier, targets = self.model.classifier, batch.target_out
-        if self.r_drop and self.training:
-            one, other = hidden(self.model, batch.twice()).chunk(2)
-            return r_drop(one, other, classifier, targets, self.smoothing, self.r_drop)
-        return cross_entropy(hidden(self.model, batch), classifier, targets, self.smoothing)
+        twice = self.r_drop > 0 and self.training
+        vectors = hidden(self.model, batch.twice() if twice else batch)
+        passes = vectors.chunk(2) if twice else (vectors,)
+        return self.loss(passes, self.model.classifier, batch.target_out, self.smoothing, self.r_drop)
 
 
 def hidden(model: Model, batch: Batch) -> Tensor:
@@ -85,10 +85,8 @@ class Step:
         self.model, self.config, self.device, self.processes, self.bfloat16 = model, config, device, processes, bfloat16
         self.keys = share_keys(model, device) if device.type == "cuda" else None
         if compiled:
-            for stack in model.children():
-                for layer in getattr(stack, "layers", []):
-                    layer.compile()
-        self.objective = wrap(Objective(model, config.smoothing, config.r_drop))
+            _compile(model)
+        self.objective = wrap(Objective(model, config.smoothing, config.r_drop, compiled))
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.rate = torch.zeros((), device=device)
         self.optimizers = make_optimizers(model, config, self.rate)
@@ -105,7 +103,7 @@ class Step:
         """Make the update number `step` (counted from 1), without waiting for it to be done."""
         self.rate.fill_(rate)
         # Gradients of processes are averaged, and the loss is a mean over the tokens of all of them.
-        self.scale.fill_(self.processes / update.tokens)
+        self.scale.fill_(self.processes / max(update.tokens, 1))
         if self.config.ema:
             self.forgetting.fill_(1 - min(self.config.ema, step / (step + 10)))
         with self._stream():
@@ -138,7 +136,7 @@ class Step:
             moves = torch._foreach_sub([p.detach() for p in self.parameters], self.average)
             torch._foreach_mul_(moves, self.forgetting)
             torch._foreach_add_(self.average, moves)
-        self.sums[3] += full(norm)
+        self.sums[3] += whole(norm)
         self.sums[4] += 1
 
     def take(self, world: World) -> Sums:
@@ -173,16 +171,19 @@ class Step:
         return quiet() if quiet is not None else contextlib.nullcontext()
 
 
+def _compile(model: Model) -> None:
+    """Layer by layer: all layers of a stack are one to the compiler, so it takes a fraction of the whole's time."""
+    for stack in model.children():
+        for layer in getattr(stack, "layers", []):
+            layer.compile()
+            if hasattr(layer, "cross_attention"):  # keys and values of the source are made outside the layer
+                layer.cross_attention.remember = torch.compile(layer.cross_attention.remember)
+
+
 @torch.no_grad()
 def _copy(into: Iterable[Tensor], values: Iterable[Tensor]) -> None:
     for parameter, value in zip(into, values, strict=False):
         parameter.copy_(value)
-
-
-def full(value: Tensor) -> Tensor:
-    """A number that may lie in pieces among processes."""
-    gather = getattr(value, "full_tensor", None)
-    return value if gather is None else gather()
 
 
 class _Graphs:

@@ -28,10 +28,6 @@ def with_vocabulary(model: Model, old: Tokenizer, new: Tokenizer) -> Model:
     before = dict(model.named_parameters())
     for name, parameter in changed.named_parameters():
         weight = before[name]
-        if weight.shape == parameter.shape and len(weight) != old.size:
-            parameter.copy_(weight)
-        elif len(weight) == old.size:
-            parameter.copy_(torch.stack([weight[row].mean(0) for row in rows]))
-        else:
-            parameter.copy_(weight)
+        by_token = name.startswith("classifier.") or name.endswith("embedding.tokens.weight")
+        parameter.copy_(torch.stack([weight[row].mean(0) for row in rows]) if by_token else weight)
     return changed

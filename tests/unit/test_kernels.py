@@ -1,0 +1,79 @@
+"""The ways to compute the same: they do compute the same, and what is left to chance is left to chance."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sightline.model.kernels import Dropout, add_and_norm, attention, keep, narrow, share_keys, spelled_out
+from support import difference, translator
+
+CELLS = 1 << 20
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_spelled_out_is_the_kernels(causal, masked):
+    q, k, v = torch.randn(3, 2, 7, 8), torch.randn(3, 2, 9, 8), torch.randn(3, 2, 9, 8)
+    allowed = None
+    if masked:
+        allowed = torch.rand(3, 1, 7, 9) < 0.5
+        allowed[..., 0] = True
+        causal = False
+    expected = F.scaled_dot_product_attention(q, k, v, allowed, is_causal=causal)
+    assert difference(spelled_out(q, k, v, allowed, 0.0, causal), expected) <= 1e-6
+    assert difference(attention(q, k, v, allowed, 0.0, causal), expected) <= 1e-6
+
+
+def test_a_query_that_may_look_nowhere_is_finite_in_both_ways():
+    q, k, v = (torch.randn(1, 1, 2, 4, requires_grad=True) for _ in range(3))
+    allowed = torch.tensor([[[[False, False], [True, False]]]])
+    spelled_out(q, k, v, allowed, 0.0, False).sum().backward()
+    assert all(x.grad.isfinite().all() for x in (q, k, v))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3])
+def test_dropped_cells_are_as_many_as_they_should_be_and_do_not_know_of_each_other(p):
+    """Each figure is in standard deviations of what independent draws would give."""
+    torch.manual_seed(0)
+    before = None
+    for key in torch.randint(-(2**31), 2**31 - 1, (8,), dtype=torch.int32):
+        kept = keep(key, torch.Size([CELLS]), p, torch.device("cpu")).double()
+        centred = kept - (1 - p)
+        variance, root = p * (1 - p), CELLS**0.5
+        assert abs(centred.mean()) * root / variance**0.5 < 5
+        for lag in (1, 2, 3, 64, 128, 512, 4096):  # neighbours in a row, in a column
+            assert abs((centred[lag:] * centred[:-lag]).mean()) * root / variance < 5
+        columns = centred.view(-1, 512).mean(0) * (CELLS / 512) ** 0.5 / variance**0.5
+        assert columns.abs().max() < 5.5
+        if before is not None:  # under another key, other cells
+            assert abs((centred * before).mean()) * root / variance < 5
+        before = centred
+
+
+def test_without_a_key_or_not_compiled_dropout_is_torchs():
+    x, dropout = torch.randn(4, 5), Dropout(0.5)
+    share_keys(dropout, "cpu")
+    torch.manual_seed(3)
+    ours = dropout(x)
+    torch.manual_seed(3)
+    assert torch.equal(ours, F.dropout(x, 0.5))
+    assert torch.equal(dropout.eval()(x), x)
+
+
+def test_every_dropout_has_a_key_of_its_own_and_new_ones_are_drawn_at_once():
+    model = translator(dropout=0.1)
+    found = [module for module in model.modules() if isinstance(module, Dropout)]
+    keys = share_keys(model, "cpu")
+    assert len(keys) == len(found) > 10
+    keys.random_(-(2**31), 2**31 - 1)
+    assert [int(module.key) for module in found] == keys.tolist()
+    assert len(set(keys.tolist())) == len(keys)
+
+
+def test_vectors_are_narrow_under_autocast_alone():
+    x, y, norm = torch.randn(2, 8), torch.randn(2, 8), torch.nn.LayerNorm(8)
+    assert narrow(x) is x
+    assert torch.equal(add_and_norm(x, y, Dropout(0.0), norm), norm(x + y))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert narrow(x).dtype == torch.bfloat16
+        assert add_and_norm(narrow(x), narrow(y), Dropout(0.0), norm).dtype == torch.bfloat16
