@@ -16,8 +16,8 @@ def sightline(*arguments: str, **environment: str) -> subprocess.CompletedProces
     )
 
 
-def test_demo_shows_real_numbers():
-    done = sightline("demo")
+def test_demo_shows_real_numbers_and_teaches_a_model_the_riddle(tmp_path):
+    done = sightline("demo", "--out", str(tmp_path / "model"))
     assert done.returncode == 0, done.stderr
     rows = re.findall(r"^\S+ +[+-]\d+\.\d{3} +[+-]\d+\.\d{3} +(\d\.\d{3}) +━*", done.stdout, re.MULTILINE)
     assert len(rows) == 12
@@ -29,6 +29,13 @@ def test_demo_shows_real_numbers():
     largest = re.search(r"largest difference to what the fused kernels gave: (\S+)\.", text)
     assert largest is not None
     assert float(largest.group(1)) <= 1e-5
+    answers = re.findall(r"(before|after) .*?(right|wrong)", done.stdout)
+    assert answers == [("before", "wrong"), ("after", "right")] * 2
+    shares = re.search(r"has not seen, ([\d.]+)% are right to the letter, and ([\d.]+)% of the pronouns", text)
+    assert shares is not None
+    assert float(shares.group(1)) >= 99
+    assert float(shares.group(2)) >= 98
+    assert (tmp_path / "model" / "model.safetensors").exists()
 
 
 def test_config_explain_gives_a_file_that_config_reads(tmp_path):

@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+from sightline.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -24,13 +27,17 @@ def blocks(page: Path, *languages: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_code_runs_and_gives_what_is_shown(page, tmp_path, monkeypatch):
-    """The blocks of a page run one after another; what a prompt shows below it must come out."""
+def test_code_and_commands_run_and_give_what_is_shown(page, tmp_path, monkeypatch):
+    """The blocks of a page run one after another, in one folder; what a prompt shows below it must come out."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     names: dict[str, object] = {"__name__": "__main__"}
-    for language, code in blocks(page, "python", "pycon"):
+    for language, code in blocks(page, "python", "pycon", "sh"):
         if language == "python":
             exec(compile(code, str(page), "exec"), names)
+        elif language == "sh":
+            for line in code.splitlines():
+                run_command(page, line, tmp_path)
         else:
             test = doctest.DocTestParser().get_doctest(code, names, page.name, str(page), 0)
             runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
@@ -39,23 +46,24 @@ def test_code_runs_and_gives_what_is_shown(page, tmp_path, monkeypatch):
             assert runner.summarize(verbose=False).failed == 0
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_commands_work(page, tmp_path):
-    """Commands of ours run as they stand; those of make must name a target."""
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for _, code in blocks(page, "sh"):
-        for line in code.splitlines():
-            words = shlex.split(line, comments=True)
-            if words[:1] == ["sightline"]:
-                command = [sys.executable, "-c", "from sightline.cli.main import main; main()", *words[1:]]
-                done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-                assert done.returncode == 0, f"{line}\n{done.stderr}"
-            elif words[:1] == ["make"]:
-                assert set(words[1:]) <= set(targets), line
-            elif words[:2] == ["python", "benchmarks/step.py"]:
-                assert (ROOT / words[1]).exists()
-            else:
-                assert words[:1] in ([], ["git"], ["cd"]), f"{page.name}: nobody checks {line!r}"
+def run_command(page: Path, line: str, folder: Path) -> None:
+    """Commands of ours run as they stand; those of make must name a target; options given to torchrun must be ours."""
+    words = shlex.split(line, comments=True)
+    if words[:1] == ["sightline"]:
+        command = [sys.executable, "-c", "from sightline.cli.main import main; main()", *words[1:]]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+    elif words[:1] == ["torchrun"]:
+        ours = words[words.index("sightline.cli.main") + 1 :]
+        known = {option for parameter in get_command(app).commands[ours[0]].params for option in parameter.opts}
+        assert {word for word in ours if word.startswith("--")} <= known, line
+    elif words[:1] == ["make"]:
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(words[1:]) <= set(targets), line
+    elif words[:1] == ["python"]:
+        assert (ROOT / words[1]).exists(), line
+    else:
+        assert words[:1] in ([], ["git"], ["cd"]), f"{page.name}: nobody checks {line!r}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

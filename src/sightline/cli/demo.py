@@ -1,7 +1,10 @@
 """`sightline demo`: what there is to see, on one sentence, with real numbers."""
 
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -12,13 +15,29 @@ if TYPE_CHECKING:
 RIDDLE = "The animal didn't cross the street because it was too tired ."
 ANSWER = "Das Tier überquerte die Straße nicht , weil es zu müde war ."
 WORD = "it"
+SENTENCES = 30_000
+RECIPE = [
+    "data.vocab_size=600",
+    "model.dropout=0.05",
+    "train.steps=400",
+    "train.batch_tokens=1024",
+    "train.learning_rate=0.01",
+    "train.warmup=50",
+    "train.ema=0.98",
+    "train.validate_every=200",
+]
+"""What differs from the preset: so regular a language needs less dropout and fewer steps than a real one."""
 
 
-def demo() -> None:
-    """Open a Transformer and look at one sentence inside it: attention, positions, the mask, the cache."""
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Keep the model that is trained in this folder.")] = None,
+) -> None:
+    """Look inside a Transformer, then train one before your eyes (about a minute), and ask it the riddle of "it"."""
     from rich.console import Console
 
-    show(Console(highlight=False))
+    console = Console(highlight=False)
+    show(console)
+    teach(console, out)
 
 
 def show(console: "Console") -> None:
@@ -49,8 +68,72 @@ def show(console: "Console") -> None:
         order(console, reader, tensor("<class> Qian killed you"), tensor("<class> you killed Qian"))
         look_ahead(console, translator, tensor(RIDDLE), tensor(ANSWER))
         cache(console, translator, tensor(RIDDLE))
+
+
+def teach(console: "Console", out: Path | None) -> None:
+    """Train the preset `tiny` on the built-in corpus, with the riddle before and after."""
+    import tempfile
+
+    import torch
+
+    from sightline.checkpoint import load_model, load_tokenizer
+    from sightline.data.builtin import generate, riddle
+    from sightline.evaluate.grammar import grammar, translations
+    from sightline.evaluate.scores import values
+    from sightline.model.transformer import EncoderDecoder
+    from sightline.train.run import Inputs, Request, train_files
+    from sightline.train.sinks import Lines, ProgressBar
+
+    heading(
+        console,
+        "Teach one",
+        f"{SENTENCES:,} English sentences and their German translations, from a grammar made for this. In German, “it” "
+        "is er, sie or es by the noun it stands for; which noun that is, only the last word of the sentence tells.",
+    )
+    bar = ProgressBar(console) if console.is_terminal else None
+    with tempfile.TemporaryDirectory() as beside:
+        folder = out or Path(beside) / "model"
+        training, testing = Path(beside) / "train.tsv", Path(beside) / "dev.tsv"
+        training.write_text("".join(f"{p.source}\t{p.target}\n" for p in generate("train", SENTENCES)), "utf-8")
+        testing.write_text("".join(f"{p.source}\t{p.target}\n" for p in generate("dev", 200)), "utf-8")
+        request = Request(
+            folder,
+            Inputs(pairs=[(str(training), 1.0)]),
+            Inputs(pairs=[(str(testing), 1.0)]),
+            preset="tiny",
+            sets=RECIPE,
+            cache=Path(beside) / "cache",
+        )
+        started = time.perf_counter()
+        try:
+            run = train_files(request, bar or Lines(console), lambda text: console.print(f"[dim]{text}[/]"), values)
+        finally:
+            if bar:
+                bar.close()
+        if run.stopped:
+            raise typer.Exit(128 + run.stopped)
+        seconds = time.perf_counter() - started
+        model, tokenizer = load_model(folder), load_tokenizer(folder)
+        if not isinstance(model, EncoderDecoder):
+            raise TypeError(type(model))
+        torch.manual_seed(0)
+        fresh = EncoderDecoder(model.config).eval()
+        console.print()
+        for pair in riddle():
+            console.print(f"  {pair.source}")
+            for name, one in (("before", fresh), ("after", model)):
+                (text,) = translations(one, tokenizer, [pair.source])
+                right = "[green]right[/]" if text == pair.target else "[red]wrong[/]"
+                console.print(f"    {name:7} {text[:70] or '(nothing)'}  {right}")
+        found = grammar(model, tokenizer)
+        console.print()
+        console.print(
+            f"  {seconds:.0f} s of training. Of 1,000 sentences it has not seen, {found.exact:.1%} are right to the "
+            f"letter, and {found.pronouns:.1%} of the pronouns."
+        )
     console.print()
-    console.print("[dim]Next: docs/tutorial/first-look.md does all this in Python, line by line.[/]")
+    kept = f"The model is in {out}. " if out else ""
+    console.print(f"[dim]{kept}Next: docs/guides/train.md does it with your own text.[/]")
 
 
 def heading(console: "Console", title: str, text: str) -> None:
