@@ -1,21 +1,30 @@
 """One training step (forward, loss, backward, Adam) of Sightline, Hugging Face Marian and torch.nn.Transformer.
 
-The same sizes, the same tokens, the same precision, one after another in one process. Each is timed in several rounds
-and its best round counts, because what disturbs a measurement only ever makes it slower.
+The same sizes, the same sentences, the same precision, one after another in one process. Each is timed in several
+rounds and its best round counts, because what disturbs a measurement only ever makes it slower. Sightline's is the step
+that `sightline train` makes: on a GPU compiled, recorded as a CUDA graph, its loss fused with the classifier. The
+others are compiled as a whole, with torch's fused Adam.
 
-    python benchmarks/step.py --size base            # on a GPU: bfloat16, compiled
-    python benchmarks/step.py --size tiny            # on a CPU: float32, eager
+    python benchmarks/step.py --size base                       # on a GPU: bfloat16, sentences of 32 tokens
+    python benchmarks/step.py --size base --pairs PAIRS.tsv     # the lengths of real sentences
+    python benchmarks/step.py --size tiny --pairs PAIRS.tsv --vocabulary 10000      # on a CPU: float32, eager
 
-Needs the development dependencies (transformers). The result goes to benchmarks/results/.
+PAIRS is a TSV of sentence pairs, plain or compressed (for instance Tatoeba's English-German pairs from
+manythings.org/anki). With real lengths, a token that is padding does not count; the others get batches of like length,
+each sentence in a row of its own, as their own tools make them. Needs the development dependencies (transformers). The
+result goes to benchmarks/results/.
 """
 
 import argparse
 import gc
+import itertools
 import logging
 import math
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,12 +33,17 @@ from common import keep, where
 from torch import Tensor, nn
 from transformers import MarianConfig, MarianMTModel
 
-from sightline.config import load
-from sightline.model.mask import Packing
+from sightline.config import TrainConfig, load
+from sightline.data.batches import Batch
+from sightline.data.corpus import Table, read_pairs
+from sightline.data.feed import Feed, Place, Update
+from sightline.data.store import prepare
 from sightline.model.transformer import build
+from sightline.text.tokenizer import PAD, Tokenizer
+from sightline.train.step import Step
 
-VOCAB = 32_768
-Loss = Callable[[Tensor, Tensor], Tensor]
+Logits = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Go = Callable[[Batch], None]
 
 
 class TorchTransformer(nn.Module):
@@ -37,7 +51,7 @@ class TorchTransformer(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCAB, config.d_model)
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = nn.Buffer(torch.randn(256, config.d_model))
         self.dropout = nn.Dropout(config.dropout)
         self.transformer = nn.Transformer(
@@ -50,37 +64,23 @@ class TorchTransformer(nn.Module):
             batch_first=True,
         )
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+    def forward(self, source: Tensor, target: Tensor, layout: Tensor | None = None) -> Tensor:
         scale = math.sqrt(self.embedding.embedding_dim)
         x = self.dropout(self.embedding(source) * scale + self.positions[: source.shape[1]])
         y = self.dropout(self.embedding(target) * scale + self.positions[: target.shape[1]])
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device)
-        out = self.transformer(x, y, tgt_mask=mask, tgt_is_causal=True)
+        padding = None if layout is None else ~layout
+        out = self.transformer(
+            x, y, tgt_mask=mask, tgt_is_causal=True, src_key_padding_mask=padding, memory_key_padding_mask=padding
+        )
         return F.linear(out, self.embedding.weight)
 
 
-def sightline(config: Any) -> tuple[nn.Module, Loss]:
-    """Ours, a row for each sentence."""
-    model = build(config)
-    return model, model
-
-
-def sightline_packed(config: Any, sentences: int, length: int, device: str) -> tuple[nn.Module, Loss]:
-    """Ours, all sentences in one row."""
-    model, packing = build(config), Packing.of([length] * sentences, device)
-
-    def logits(source: Tensor, target: Tensor) -> Tensor:
-        scores: Tensor = model(source.view(1, -1), target.view(1, -1), packing, packing)
-        return scores
-
-    return model, logits
-
-
-def hugging_face(config: Any) -> tuple[nn.Module, Loss]:
+def hugging_face(config: Any) -> tuple[nn.Module, Logits]:
     """Marian with torch's fused attention."""
     model = MarianMTModel(
         MarianConfig(
-            vocab_size=VOCAB,
+            vocab_size=config.vocab_size,
             d_model=config.d_model,
             encoder_layers=config.encoder.layers,
             decoder_layers=config.decoder.layers,
@@ -98,96 +98,144 @@ def hugging_face(config: Any) -> tuple[nn.Module, Loss]:
         )
     )
     model.set_attn_implementation("sdpa")
-    return model, lambda source, target: model(source, decoder_input_ids=target).logits
+    return model, lambda source, target, layout: model(source, attention_mask=layout, decoder_input_ids=target).logits
 
 
-def torch_transformer(config: Any) -> tuple[nn.Module, Loss]:
+def torch_transformer(config: Any) -> tuple[nn.Module, Logits]:
     """torch's own."""
     model = TorchTransformer(config)
     return model, model
 
 
-def measure(
-    model: nn.Module, logits: Loss, batch: tuple[Tensor, Tensor, Tensor], compiled: bool, rounds: int
-) -> tuple[float, float]:
-    """Milliseconds of the best step, and the peak of memory in GiB (on a GPU)."""
-    device = batch[0].device
+def sightline(config: Any, device: torch.device) -> Go:
+    """The step of `sightline train`."""
+    cuda = device.type == "cuda"
+    model = build(config).to(device).train()
+    options = TrainConfig(optimizer="adamw", smoothing=0.1)
+    step = Step(model, options, device, bfloat16=cuda, compiled=cuda, graphs=cuda)
+    count = itertools.count(1)
+    return lambda batch: step(Update([(0, batch)], batch.tokens, 0, Place(), 0.0), next(count), 1e-4)
+
+
+def other(model: nn.Module, logits: Logits, device: torch.device, dynamic: bool | None) -> Go:
+    """A plain loop around another model, compiled where there is a GPU."""
+    cuda = device.type == "cuda"
     model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
-    def loss(source: Tensor, target: Tensor, wanted: Tensor) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            scores = logits(source, target)
-            return F.cross_entropy(scores.view(-1, VOCAB), wanted.view(-1), label_smoothing=0.1)
+    def loss(source: Tensor, target: Tensor, wanted: Tensor, layout: Tensor | None) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
+            scores = logits(source, target, layout)
+            return F.cross_entropy(scores.flatten(0, 1), wanted.flatten(), label_smoothing=0.1, ignore_index=PAD)
 
-    run = torch.compile(loss) if compiled else loss
+    run = torch.compile(loss, dynamic=dynamic) if cuda else loss
 
-    def step() -> None:
-        run(*batch).backward()  # type: ignore[no-untyped-call]
+    def go(batch: Batch) -> None:
+        given: Any = batch.to(device)
+        run(given.source, given.target_in, given.target_out, given.source_layout).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
+    return go
+
+
+def measure(make: Callable[[], Go], batches: list[Batch], rounds: int) -> tuple[float, float]:
+    """Seconds of the best round over all batches, and the peak of memory in GiB (on a GPU)."""
+    cuda = torch.cuda.is_available()
+    torch.compiler.reset()
+    gc.collect()
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    go = make()
+
     def synchronised() -> float:
-        if device.type == "cuda":
+        if cuda:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    for _ in range(3):
-        step()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+    for batch in batches * (1 if len(batches) > 2 else 3):
+        go(batch)
     times = []
     for _ in range(rounds):
         started = synchronised()
-        for _ in range(5 if device.type == "cuda" else 1):
-            step()
-        times.append((synchronised() - started) * 1e3 / (5 if device.type == "cuda" else 1))
-    memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else math.nan
+        for batch in batches:
+            go(batch)
+        times.append(synchronised() - started)
+    memory = torch.cuda.max_memory_allocated() / 2**30 if cuda else math.nan
     return min(times), memory
+
+
+def made_up(tokens: int, length: int, words: int, device: torch.device, count: int) -> list[Batch]:
+    """The same batch of random sentences, some times over."""
+    source, given, wanted = (torch.randint(4, words, (tokens // length, length), device=device) for _ in range(3))
+    return [Batch(source, None, given, wanted, None, tokens)] * count
+
+
+def real(path: Path, tokens: int, words: int, shared: bool, count: int) -> list[Batch]:
+    """Batches of real sentences: sharing rows, or of like length in rows of their own (a multiple of 8 long)."""
+    corpus, folder = Table(path), Path(tempfile.gettempdir()) / "sightline-benchmark"
+    tokenizer = Tokenizer.train((text for pair in read_pairs(corpus) for text in pair), min(words, 16_000))
+    feed = Feed([prepare([corpus], tokenizer, folder)], budget=tokens, seed=1, rows="shared" if shared else "padded")
+    return [feed.batch(Place(0, number)) for number in range(count)]
+
+
+def useful(batches: list[Batch]) -> int:
+    """Tokens that are not padding, on both sides."""
+    sides = [side for batch in batches for side in (batch.source, batch.target_in) if side is not None]
+    return sum(int((side != PAD).sum()) for side in sides)
 
 
 def main() -> None:
     """Measure, print a table, keep the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="base", help="a preset: tiny, base, big")
-    parser.add_argument("--tokens", type=int, help="tokens a step on each side; 25,600 on a GPU, 1,024 on a CPU")
-    parser.add_argument("--length", type=int, default=32, help="tokens in each sentence")
+    parser.add_argument("--tokens", type=int, help="tokens a step on each side; 25,600 on a GPU, 2,048 on a CPU")
+    parser.add_argument("--length", type=int, default=32, help="tokens in each made-up sentence")
+    parser.add_argument("--pairs", type=Path, help="take the sentences of this file instead")
+    parser.add_argument("--vocabulary", type=int, default=32_768, help="words of the models")
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--batches", type=int, default=5, help="steps in a round")
+    parser.add_argument("--without", nargs="*", default=[], help="systems to leave out, by a part of their name")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokens = options.tokens or (25_600 if device == "cuda" else 1_024)
-    sentences = tokens // options.length
-    config = load(options.size, sets=[f"model.vocab_size={VOCAB}"]).model
-    shape = (sentences, options.length)
-    batch = tuple(torch.randint(1, VOCAB, shape, device=device) for _ in range(3))
-    systems: dict[str, Callable[[], tuple[nn.Module, Loss]]] = {
-        "Sightline, padded": lambda: sightline(config),
-        "Sightline, packed": lambda: sightline_packed(config, sentences, options.length, device),
-        "Hugging Face Marian": lambda: hugging_face(config),
-        "torch.nn.Transformer": lambda: torch_transformer(config),
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tokens = options.tokens or (25_600 if device.type == "cuda" else 2_048)
+    config = load(options.size, sets=[f"model.vocab_size={options.vocabulary}"]).model
+    if options.pairs:
+        sharing = device.type == "cuda"
+        own = real(options.pairs, tokens, options.vocabulary, sharing, options.batches)
+        theirs = real(options.pairs, tokens, options.vocabulary, False, options.batches)
+    else:
+        own = theirs = made_up(tokens, options.length, options.vocabulary, device, options.batches)
+    dynamic = True if options.pairs else None
+    systems: dict[str, tuple[Callable[[], Go], list[Batch]]] = {
+        "Sightline": (lambda: sightline(config, device), own),
+        "Hugging Face Marian": (lambda: other(*hugging_face(config), device, dynamic), theirs),
+        "torch.nn.Transformer": (lambda: other(*torch_transformer(config), device, dynamic), theirs),
     }
     rows: dict[str, dict[str, float]] = {}
-    for how in ("eager", "compiled") if device == "cuda" else ("eager",):
-        for name, make in systems.items():
-            torch.compiler.reset()
-            gc.collect()
-            milliseconds, memory = measure(*make(), batch, how == "compiled", options.rounds)  # type: ignore[arg-type]
-            row = {"ms": round(milliseconds, 2), "tokens/s": round(2 * tokens / milliseconds * 1e3)}
-            rows[f"{name}, {how}"] = row | ({"GiB": round(memory, 2)} if device == "cuda" else {})
-            print(
-                f"{name}, {how:10} {milliseconds:9.2f} ms {row['tokens/s']:>11,} tokens/s {memory:6.2f} GiB", flush=True
-            )
+    for name, (make, batches) in systems.items():
+        if any(part in name for part in options.without):
+            continue
+        seconds, memory = measure(make, batches, options.rounds)
+        speed = useful(batches) / seconds
+        row = {"ms": round(seconds / len(batches) * 1e3, 2), "tokens/s": round(speed)}
+        rows[name] = row | ({"GiB": round(memory, 2)} if device.type == "cuda" else {})
+        print(f"{name:22} {row['ms']:9.2f} ms {row['tokens/s']:>11,} tokens/s {memory:6.2f} GiB", flush=True)
     for name, row in rows.items():
-        peer = rows[f"Hugging Face Marian, {name.rpartition(', ')[2]}"]
-        row["speed against Hugging Face"] = round(peer["ms"] / row["ms"], 2)
-    settings = {"size": options.size, "tokens a side": tokens, "length": options.length, "vocabulary": VOCAB}
+        for peer, their in rows.items():
+            if peer != name == "Sightline":
+                row[f"speed against {peer}"] = round(row["tokens/s"] / their["tokens/s"], 2)
+                print(f"{row[f'speed against {peer}']:.2f} × {peer}")
+    settings = {"size": options.size, "tokens a side": tokens, "vocabulary": options.vocabulary}
+    settings |= {"sentences of": options.pairs.name if options.pairs else f"{options.length} tokens"}
     result = {"where": where("transformers"), "settings": settings, "results": rows}
-    path = keep(f"step-{options.size}-{device}", result)
+    path = keep(f"step-{options.size}-{device.type}{'-real' if options.pairs else ''}", result)
     print(f"kept in {path}")
 
 
