@@ -1,7 +1,7 @@
 """Memory and time of a tokenised corpus, from small to large: `python benchmarks/store.py [--pairs 100000 1000000]`.
 
-Neither the memory of preparing and reading nor the time of a read may grow with the corpus. Each size has a process of
-its own, without torch: what is measured is the store.
+Neither the memory of preparing and reading nor the time of an update may grow with the corpus. Each size has a process
+of its own: first without torch, so that what is measured is the store; then with it, updating a small model.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from sightline.data.corpus import Table
-from sightline.data.store import prepare
+from sightline.data.store import Store, prepare
 from sightline.text.tokenizer import Tokenizer
 
-READS, ROWS = 200, 256
+READS, ROWS, UPDATES = 200, 256, 60
 
 
 def main() -> None:
@@ -98,6 +98,35 @@ def measure(folder: Path) -> dict[str, Any]:
         "milliseconds_first_read": round(1000 * times[0], 1),
         "peak_mib_prepared": prepared,
         "peak_mib": peak(),
+        **train(store, tokenizer.size),
+    }
+
+
+def train(store: Store, words: int) -> dict[str, Any]:
+    """Update a small model, with batches prepared as the training command prepares them."""
+    import torch  # noqa: PLC0415 - only now
+
+    from sightline.config import load  # noqa: PLC0415
+    from sightline.data.feed import Feed, Place, ahead  # noqa: PLC0415
+    from sightline.model.transformer import build  # noqa: PLC0415
+    from sightline.train.step import Step  # noqa: PLC0415
+
+    config = load("tiny", sets=[f"model.vocab_size={words}", "model.d_model=32"])
+    step = Step(build(config.model).train(), config.train, torch.device("cpu"))
+    feed = Feed([store], budget=2048, seed=1)
+    start = time.perf_counter()
+    feed.plan(0)
+    planned = time.perf_counter() - start
+    updates, times = ahead(lambda: feed.updates(Place())), []
+    for number in range(1, UPDATES + 1):
+        start = time.perf_counter()
+        step(next(updates), number, 1e-3)
+        times.append(time.perf_counter() - start)
+    updates.close()
+    return {
+        "seconds_to_plan_an_epoch": round(planned, 2),
+        "milliseconds_an_update": round(1000 * float(np.median(times)), 1),
+        "peak_mib_training": peak(),
     }
 
 

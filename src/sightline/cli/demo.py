@@ -25,6 +25,7 @@ RECIPE = [
     "train.warmup=50",
     "train.ema=0.98",
     "train.validate_every=200",
+    "train.report_every=10",
 ]
 """What differs from the preset: so regular a language needs less dropout and fewer steps than a real one."""
 
@@ -124,7 +125,8 @@ def teach(console: "Console", out: Path | None) -> None:
             for name, one in (("before", fresh), ("after", model)):
                 (text,) = translations(one, tokenizer, [pair.source])
                 right = "[green]right[/]" if text == pair.target else "[red]wrong[/]"
-                console.print(f"    {name:7} {text[:70] or '(nothing)'}  {right}")
+                shown = text if len(text) <= 60 else f"{text[:59]}…"
+                console.print(f"    {name:7} {shown or '(nothing)'}  {right}")
         found = grammar(model, tokenizer)
         console.print()
         console.print(

@@ -63,10 +63,19 @@ class Feed:
     """Batches of a store. With several readings of the corpus (BPE-dropout), the epochs take turns among them."""
 
     def __init__(
-        self, stores: list[Store], *, budget: int, seed: int, rows: Rows = "padded", masked: int | None = None
+        self,
+        stores: list[Store],
+        *,
+        budget: int,
+        seed: int,
+        rows: Rows = "padded",
+        masked: int | None = None,
+        only: NDArray[np.int64] | None = None,
     ) -> None:
-        """`masked`: batches are exercises for a reader, with random words out of a vocabulary of this size."""
+        """`masked`: batches are exercises for a reader, with random words out of a vocabulary of this size. `only`: of
+        the pairs, these."""
         self.stores, self.budget, self.seed, self.rows, self.masked = stores, budget, seed, rows, masked
+        self.only = only
         self._plans: dict[int, list[Any]] = {}
 
     def plan(self, epoch: int) -> list[Any]:
@@ -77,6 +86,8 @@ class Feed:
             make = plan_shared if self.rows == "shared" else plan
             source = lengths_of(store.source, target)
             drawn = store.draw(self.seed, epoch)
+            if self.only is not None:
+                drawn = drawn[np.isin(drawn, self.only)]
             made = list(make(source, target, self.budget, self.seed, epoch, drawn))
             if not made:
                 raise InputError("the weights of the files are so small that none of their text is left to train on.")

@@ -10,7 +10,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sightline.checkpoint import last_state, load_model, load_tokenizer, write_whole
 from sightline.config import Config, load
@@ -30,6 +32,8 @@ from sightline.train.vocabulary import with_vocabulary
 __all__ = ["Inputs", "Request", "choose_preset", "train_files"]
 
 Note = Callable[[str], None]
+ENOUGH = 500
+"""Pairs from which on some are held out to test on."""
 
 
 class Inputs(NamedTuple):
@@ -93,7 +97,7 @@ def train_files(request: Request, tell: Sink, note: Note = lambda _: None, score
     tokenizer = load_tokenizer(folder) if request.resume or not world.main else _vocabulary(config, corpora, old, note)
     config = _fit(config, tokenizer)
     stores = _stores(config, corpora, tokenizer, cache, note)
-    validation = _validation(config, request.valid, tokenizer, cache, score, note)
+    validation, only = _validation(config, request.valid, stores[0], tokenizer, cache, score, note)
     if world.main:
         if not request.resume:  # all that can be wrong with the input has been found by now
             config = _measure(config, world, note)
@@ -113,7 +117,7 @@ def train_files(request: Request, tell: Sink, note: Note = lambda _: None, score
     if rows == "auto":
         rows = "shared" if world.device.type == "cuda" else "padded"
     masked = config.model.vocab_size if config.model.architecture == "encoder-only" else None
-    feed = Feed(stores, budget=budget, seed=config.train.seed, rows=rows, masked=masked)
+    feed = Feed(stores, budget=budget, seed=config.train.seed, rows=rows, masked=masked, only=only)
     try:
         return train(
             model,
@@ -228,21 +232,40 @@ def _counted(store: Store) -> str:
 
 
 def _validation(
-    config: Config, inputs: Inputs, tokenizer: Tokenizer, cache: Path, score: Scorer | None, note: Note
-) -> Validation | None:
-    corpora = inputs.corpora()
-    if not corpora:
-        note("no validation text: the last state of the run will be its model")
-        return None
+    config: Config, inputs: Inputs, train: Store, tokenizer: Tokenizer, cache: Path, score: Scorer | None, note: Note
+) -> tuple[Validation | None, NDArray[np.int64] | None]:
+    """The text to test on, and which part of the training text is left to train on (None: all of it). Where no text to
+    test on is named, some of the training text is held out for it."""
     budget = config.train.batch_tokens if isinstance(config.train.batch_tokens, int) else 4096
     masked = config.model.vocab_size if config.model.architecture == "encoder-only" else None
+    corpora = inputs.corpora()
+    if not corpora:
+        if len(train) < ENOUGH:
+            note("no validation text, and too little to hold some out: the last state of the run will be its model")
+            return None, None
+        held, rest = _hold_out(train, config.train.seed)
+        note(f"no validation text: {len(held):,} of the training text are held out to test on")
+        pairs = (
+            [(tokenizer.decode(train.source[i]), tokenizer.decode(train.target[i])) for i in held]
+            if train.source
+            else []
+        )
+        options: dict[str, Any] = {"score": score, "pairs": pairs, "beams": config.train.beam, "only": held}
+        return Validation(train, tokenizer, budget=budget, masked=masked, **options), rest
     if isinstance(corpora[0].corpus, Text | Dialogue):
         store = _stores(config, corpora, tokenizer, cache, _nothing)[0]
-        return Validation(store, tokenizer, budget=budget, masked=masked)
+        return Validation(store, tokenizer, budget=budget, masked=masked), None
     # No pair is left out of a test but what the model cannot read at all.
     store = prepare(corpora, tokenizer, cache, Cleaning(config.model.positions.max_length - 1, 1e9))
     pairs = [pair for corpus, _ in corpora for pair in read_pairs(corpus)]
-    return Validation(store, tokenizer, budget=budget, score=score, pairs=pairs, beams=config.train.beam)
+    return Validation(store, tokenizer, budget=budget, score=score, pairs=pairs, beams=config.train.beam), None
+
+
+def _hold_out(store: Store, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """One in fifty, a thousand at most, by chance; and the others."""
+    order = np.random.default_rng([seed, len(store)]).permutation(len(store))
+    count = min(1000, len(store) // 50)
+    return np.sort(order[:count]), np.sort(order[count:])
 
 
 def _warn_of_leaks(store: Store, tell: Sink) -> None:

@@ -133,9 +133,10 @@ class ProgressBar:
     def __init__(self, console: Console) -> None:
         self.lines = Lines(console)
         self.task = TaskID(0)
+        self.best = ""
         self.bar = Bar(
             TextColumn("[bold]{task.completed:,.0f}[/]/{task.total:,.0f}"),
-            BarColumn(bar_width=30),
+            BarColumn(bar_width=16),
             TextColumn("{task.description}"),
             TimeRemainingColumn(compact=True),
             console=console,
@@ -144,8 +145,10 @@ class ProgressBar:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Progress):
-            self.bar.update(self.task, completed=event.step, description=short(event))
+            self.bar.update(self.task, completed=event.step, description=f"{short(event)}{self.best}")
             return
+        if isinstance(event, Validated) and event.best:
+            self.best = "".join(f"  {name} {value:.1f}" for name, value in list(event.scores.items())[:1])
         self.lines(event)
         if isinstance(event, Started):
             self.task = self.bar.add_task("the first steps take longest", total=event.steps, completed=event.step)
@@ -179,7 +182,7 @@ def told(event: Event, steps: int) -> Iterator[str]:
             f"perplexity {event.perplexity:.2f}{scores}{best}{which}"
         )
         for source, reference, text in event.samples:
-            yield f"    {source}\n    = {reference}\n    > {text}"
+            yield f"    {_cut(source)}\n    = {_cut(reference)}\n    > {_cut(text)}"
     elif isinstance(event, Saved):
         return
     elif isinstance(event, Warned):
@@ -187,6 +190,11 @@ def told(event: Event, steps: int) -> Iterator[str]:
     elif isinstance(event, Finished):
         why = "" if event.reason == "done" else f" ({event.reason})"
         yield f"finished at step {event.step:,}{why} after {event.seconds:,.0f} s"
+
+
+def _cut(text: str, longest: int = 160) -> str:
+    """What a model says that has learned nothing yet can be long."""
+    return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def short(event: Progress) -> str:

@@ -4,7 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sightline.data.feed import Feed, Place
 from sightline.data.store import Store
@@ -45,12 +47,14 @@ class Validation:
         score: Scorer | None = None,
         pairs: Sequence[tuple[str, str]] = (),
         beams: int = 1,
+        only: NDArray[np.int64] | None = None,
     ) -> None:
-        """`pairs`: the texts to translate, with their references; they are scored by `score`."""
+        """`pairs`: the texts to translate, with their references; they are scored by `score`. `only`: of the store,
+        these."""
         longest = int(store.target.lengths.max()) + 1
         if store.source is not None:
             longest = max(longest, int(store.source.lengths.max()) + 1)
-        self.feed = Feed([store], budget=max(budget, longest), seed=0, masked=masked)
+        self.feed = Feed([store], budget=max(budget, longest), seed=0, masked=masked, only=only)
         self.tokenizer, self.score, self.pairs, self.beams = tokenizer, score, pairs, beams
         self.sources = tokenizer.encode([source for source, _ in pairs])
 
