@@ -8,7 +8,8 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from sightline.text.tokenizer import Tokenizer
 
 __all__ = [
     "FORMAT",
+    "begin_state",
     "fill",
+    "finish_state",
     "last_state",
     "load_model",
     "load_state",
@@ -32,6 +35,7 @@ __all__ = [
     "save_model",
     "save_state",
     "write_whole",
+    "writing_state",
 ]
 
 FORMAT = 1
@@ -90,27 +94,50 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
 
 def save_state(folder: Path, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
     """Keep the state of a training run, in place of older ones. Until it is whole on the disk, the older ones stay."""
-    kept = folder / f"step-{step:08}"
-    draft = folder / f".{kept.name}.partial"
-    files = {
-        "state.safetensors": save({name: value.detach().contiguous().cpu() for name, value in tensors.items()}),
-        "state.json": json.dumps({"format": FORMAT, **about}, indent=2).encode() + b"\n",
-    }
+    with writing_state(folder):
+        draft = begin_state(folder, step)
+        write_whole(draft, {"state.safetensors": save({n: v.detach().contiguous().cpu() for n, v in tensors.items()})})
+        return finish_state(folder, step, about)
+
+
+@contextlib.contextmanager
+def writing_state(folder: Path) -> Iterator[None]:
+    """What fails in the block leaves nothing half-written, and is told in a sentence."""
     try:
-        shutil.rmtree(draft, ignore_errors=True)
-        write_whole(draft, files)
-        shutil.rmtree(kept, ignore_errors=True)  # the same step, once more: nothing new would be lost
-        draft.replace(kept)
-        _to_disk(folder)
+        yield
     except OSError as error:
-        shutil.rmtree(draft, ignore_errors=True)
+        for draft in folder.glob(".step-*.partial"):
+            shutil.rmtree(draft, ignore_errors=True)
         raise CheckpointError(
             f"{folder}: the state of the run cannot be written: {error.strerror}; what was saved before is still there."
         ) from None
+
+
+def begin_state(folder: Path, step: int) -> Path:
+    """A new folder to write a state into."""
+    draft = _draft(folder, step)
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    return draft
+
+
+def finish_state(folder: Path, step: int, about: Mapping[str, Any]) -> Path:
+    """Once all tensors are written: make it the state of the run."""
+    draft, kept = _draft(folder, step), folder / f"step-{step:08}"
+    write_whole(draft, {"state.json": json.dumps({"format": FORMAT, **about}, indent=2).encode() + b"\n"})
+    for path in draft.iterdir():
+        _to_disk(path)
+    shutil.rmtree(kept, ignore_errors=True)  # the same step, once more: nothing new would be lost
+    draft.replace(kept)
+    _to_disk(folder)
     for old in _states(folder):
         if old != kept:
             shutil.rmtree(old, ignore_errors=True)
     return kept
+
+
+def _draft(folder: Path, step: int) -> Path:
+    return folder / f".step-{step:08}.partial"
 
 
 def last_state(folder: Path) -> Path | None:
@@ -118,12 +145,35 @@ def last_state(folder: Path) -> Path | None:
     return max(_states(folder), default=None)
 
 
-def load_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `save_state` kept."""
+def load_state(
+    folder: Path, like: Callable[[str], Tensor | None] = lambda _: None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `save_state` kept. Where processes wrote the state in parts, each reads its own parts of a tensor for which
+    `like` has one that lies in parts, and other tensors whole."""
     try:
-        return load_file(folder / "state.safetensors"), json.loads((folder / "state.json").read_text("utf-8"))
+        about = json.loads((folder / "state.json").read_text("utf-8"))
+        if (folder / "state.safetensors").exists():
+            return load_file(folder / "state.safetensors"), about
+        return _load_parts(folder, like), about
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: the state of the run cannot be read: {error}.") from None
+
+
+def _load_parts(folder: Path, like: Callable[[str], Tensor | None]) -> dict[str, Tensor]:
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader  # noqa: PLC0415 - slow to import
+    from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
+
+    reader = HuggingFaceStorageReader(str(folder))
+    found: dict[str, Any] = {}
+    for name, kept in reader.read_metadata().state_dict_metadata.items():
+        model, size = like(name), kept.size  # type: ignore[union-attr]
+        found[name] = torch.zeros(size) if model is None or model.shape != size else torch.zeros_like(model)
+    if not found:
+        raise ValueError("it has no tensors")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process may read what several wrote
+        load(found, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+    return found
 
 
 def _states(folder: Path) -> Iterable[Path]:

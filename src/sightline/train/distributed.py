@@ -5,6 +5,7 @@ Every process reads the same stream of batches and takes its share. By default e
 """
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def whole(value: Tensor) -> Tensor:
 def part_of(value: Tensor, like: Tensor) -> Tensor:
     """A whole tensor, which all processes have, cut into parts as `like` is."""
     mesh = getattr(like, "device_mesh", None)
-    if mesh is None:
+    if mesh is None or hasattr(value, "device_mesh"):
         return value.to(like.device)
     from torch.distributed.tensor import DTensor, Replicate  # noqa: PLC0415 - slow to import
 
@@ -87,6 +88,13 @@ class World:
                 fully_shard(layer, mesh=mesh)
         fully_shard(objective, mesh=mesh)
         return objective
+
+    def save_parts(self, tensors: dict[str, Tensor], folder: Path) -> None:
+        """Each process writes its own parts, as safetensors. All must ask."""
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter  # noqa: PLC0415 - slow to import
+        from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
+
+        save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
 
     def changed(self, objective: nn.Module) -> None:
         """Weights that were gathered for a pass without a step behind it may be old by the next pass."""

@@ -24,7 +24,17 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from sightline.checkpoint import fill, last_state, load_state, save_state, save_weights, write_whole
+from sightline.checkpoint import (
+    begin_state,
+    fill,
+    finish_state,
+    last_state,
+    load_state,
+    save_state,
+    save_weights,
+    write_whole,
+    writing_state,
+)
 from sightline.config import Config, TrainConfig
 from sightline.data.feed import Feed, Place, Update, ahead
 from sightline.errors import CheckpointError, TrainingError
@@ -391,21 +401,32 @@ class _Saver:
         state = {f"weights.{name}": p.detach() for p, name in self.names.items()}
         state |= {f"optimizer.{name}": value for name, value in state_of(self.step.optimizers, self.names).items()}
         state |= {f"average.{name}": v for name, v in zip(self.names.values(), self.step.average, strict=False)}
-        state = {name: whole(value) for name, value in state.items()}
         state["sums"] = self.world.sum(self.step.sums.clone())
         about = asdict(run) | {"place": list(run.place), "config": self.config.model_dump(mode="json")}
-        folder = self.folder / "checkpoints"
-        if self.world.main:
+        folder, kept = self.folder / "checkpoints", self.folder / "checkpoints" / f"step-{run.step:08}"
+        if self.world.sharded:
+            with writing_state(folder):
+                draft = begin_state(folder, run.step) if self.world.main else None
+                self.world.save_parts(state, self.world.from_main(draft))
+                if self.world.main:
+                    finish_state(folder, run.step, about)
+        elif self.world.main:
             save_state(folder, run.step, state, about)
         self.world.wait()
-        return folder / f"step-{run.step:08}"
+        return kept
 
     def load(self) -> Run:
         """Take up the run from its last checkpoint."""
         where = last_state(self.folder / "checkpoints")
         if where is None:  # it did not come so far
             return Run()
-        state, about = load_state(where)
+        parameters = {name: parameter for parameter, name in self.names.items()}
+
+        def like(name: str) -> Tensor | None:
+            kind, _, rest = name.partition(".")
+            return parameters.get(rest.rpartition(".")[0] if kind == "optimizer" else rest)
+
+        state, about = load_state(where, like)
         parts: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}, "average": {}, "sums": {}}
         for name, value in state.items():
             kind, _, rest = name.partition(".")
