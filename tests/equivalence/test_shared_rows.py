@@ -1,0 +1,154 @@
+"""Rows that sentences share give what rows of their own give: the same scores, loss and gradients."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sightline.data.batches import collate, collate_packed, collate_shared, plan_shared
+from sightline.data.builtin import generate
+from sightline.data.corpus import Dialogue, Table, Text
+from sightline.data.store import prepare, prepare_dialogues, prepare_texts
+from sightline.model.mask import SharedRows
+from sightline.text.tokenizer import END, PAD, START, Tokenizer
+from sightline.train.step import Objective, hidden
+from support import difference, reader, translator, writer
+
+PAIRS = [(pair.source, pair.target) for pair in generate("train", 60)]
+TOKENIZER = Tokenizer.train([text for pair in PAIRS for text in pair], 340)
+TURNS = [" ".join(text.split()[:4]) for pair in PAIRS for text in pair]
+DIALOGUES = [TURNS[i : i + 2 + i % 3] for i in range(40)]
+SIZE = {"vocab_size": TOKENIZER.size, "dropout": 0.0}
+MODELS = {
+    "pairs": (translator, "paper"),
+    "rotary pairs": (translator, "rotary"),
+    "text": (writer, "learned"),
+    "dialogues": (writer, "paper"),
+    "read text": (reader, "learned"),
+}
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    pairs, text, dialogues = folder / "a.tsv", folder / "a.txt", folder / "a.jsonl"
+    words = [(f"{s} {s}" if i % 5 == 0 else s, t[: 1 + 7 * i]) for i, (s, t) in enumerate(PAIRS)]
+    pairs.write_text("".join(f"{s}\t{t}\n" for s, t in words))
+    text.write_text("".join(f"{t}\n\n" for _, t in PAIRS))
+    dialogues.write_text("".join(json.dumps(turns) + "\n" for turns in DIALOGUES))
+    found = {
+        "pairs": prepare([Table(pairs)], TOKENIZER, folder / "cache"),
+        "text": prepare_texts([Text(text)], TOKENIZER, folder / "cache", 23),
+        "dialogues": prepare_dialogues([Dialogue(dialogues)], TOKENIZER, folder / "cache", 100),
+    }
+    return {**found, "rotary pairs": found["pairs"], "read text": found["text"]}
+
+
+def rows_of(store, chosen, budget):
+    """The same sentences in three ways, batch by batch."""
+    target = store.target.lengths
+    source = target if store.source is None else store.source.lengths
+    for shared in plan_shared(source, target, budget, 0, 0, np.array(chosen)):
+        yield collate_shared(store, shared), collate(store, shared.pairs), collate_packed(store, shared.pairs)
+
+
+def exercise(kind, batch):
+    """A reader is to say what it reads."""
+    return batch._replace(target_out=batch.target_in) if kind == "read text" else batch
+
+
+def tokens(batch):
+    """The cells of the target that are tokens, sentence by sentence."""
+    row, column = (batch.target_in != PAD).nonzero(as_tuple=True)
+    if isinstance(batch.target_layout, SharedRows):
+        order = np.lexsort((batch.target_layout.position[row, column], batch.target_layout.sentence[row, column]))
+        row, column = row[order], column[order]
+    return row, column
+
+
+def loss_and_gradients(model, batch):
+    model.zero_grad()
+    loss = Objective(model, 0.1)(batch)
+    loss.smoothed.backward()
+    return loss, [p.grad.clone() for p in model.parameters()]
+
+
+def close(one, other):
+    return difference(one, other) <= 1e-5 * max(1.0, one.abs().max().item())
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@settings(max_examples=5)
+@given(data=st.data(), budget=st.sampled_from([128, 192, 512]), seed=st.integers(0, 10**6))
+def test_shared_equals_padded_equals_packed(kind, stores, data, budget, seed):
+    make, variant = MODELS[kind]
+    store = stores[kind]
+    chosen = data.draw(st.lists(st.integers(0, len(store) - 1), min_size=1, max_size=14))
+    torch.manual_seed(seed)
+    model = make(variant, **SIZE)
+    for batches in rows_of(store, chosen, budget):
+        shared, *others = (exercise(kind, batch) for batch in batches)
+        found = model.classifier(hidden(model, shared))[tokens(shared)]
+        loss, gradients = loss_and_gradients(model, shared)
+        for other in others:
+            assert other.tokens == shared.tokens
+            assert close(model.classifier(hidden(model, other))[tokens(other)], found)
+            assert torch.equal(other.target_out[tokens(other)], shared.target_out[tokens(shared)])
+            other_loss, other_gradients = loss_and_gradients(model, other)
+            assert close(other_loss.smoothed, loss.smoothed)
+            assert close(other_loss.nll, loss.nll)
+            assert all(close(a, b) for a, b in zip(other_gradients, gradients, strict=True))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_blanks_never_matter(kind, stores):
+    make, variant = MODELS[kind]
+    model = make(variant, **SIZE)
+    for shared, _, _ in rows_of(stores[kind], range(15), 256):
+        batch = exercise(kind, shared)
+
+        def scribbled(ids):
+            return None if ids is None else torch.where(ids == PAD, torch.randint_like(ids, 4, TOKENIZER.size), ids)
+
+        other = batch._replace(source=scribbled(batch.source), target_in=scribbled(batch.target_in))
+        assert (other.target_in != batch.target_in).any()
+        (loss, gradients), (same, same_gradients) = (loss_and_gradients(model, b) for b in (batch, other))
+        assert difference(loss.smoothed, same.smoothed) <= 1e-6 * loss.smoothed.item()
+        assert difference(loss.nll, same.nll) <= 1e-6 * loss.nll.item()
+        for a, b in zip(gradients, same_gradients, strict=True):
+            assert difference(a, b) <= 1e-6 * max(1.0, a.abs().max().item())
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["shared", "padded", "packed"])
+def test_only_replies_count(place, stores):
+    """Every token of a reply and the END behind it; nothing that the user said, and no END that closes a dialogue
+    which a reply does not close."""
+    store = stores["dialogues"]
+    for batches in rows_of(store, range(len(store)), 512):
+        batch = batches[place]
+        found = batch.target_out[tokens(batch)].tolist()
+        given = batch.target_in[tokens(batch)].tolist()
+        starts = [i for i, token in enumerate(given) if token == START] + [len(given)]
+        for first, last in pairwise(starts):
+            sequence = [*given[first + 1 : last], END]
+            asked, reply = [], False
+            for token in sequence[:-1]:
+                asked.append(token if reply else PAD)
+                reply ^= token == END
+            asked.append(END if not reply else PAD)  # behind the last turn's own END, the turn has changed once more
+            assert found[first:last] == asked
+        assert batch.tokens == sum(token != PAD for token in found)
+
+
+def test_twice_is_two_passes_in_one(stores):
+    model = translator(**SIZE)
+    for batch in next(rows_of(stores["pairs"], range(12), 512))[:2]:
+        both = batch.twice()
+        one, other = hidden(model, both).chunk(2)
+        assert difference(one, other) <= 1e-6
+        assert difference(one, hidden(model, batch)) <= 1e-5
+        assert both.tokens == 2 * batch.tokens

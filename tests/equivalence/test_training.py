@@ -1,0 +1,421 @@
+"""One run is one run: in parts or whole, killed or not, by one process or by two."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from runs import files, metrics, on_pairs, sightline, start, state, train_here, wait_for, write_pairs
+from sightline.checkpoint import fill, last_state, load_model, load_tokenizer
+from sightline.config import TrainConfig
+from sightline.data.batches import collate
+from sightline.data.corpus import Table
+from sightline.data.feed import Place, Update
+from sightline.data.store import Cleaning, prepare
+from sightline.errors import TrainingError
+from sightline.train.distributed import World
+from sightline.train.events import Event, Finished, Progress, Saved, Validated
+from sightline.train.optimizer import state_of
+from sightline.train.step import Step
+from sightline.train.validate import Validation
+from support import difference
+
+
+class Crash(Exception):
+    """The machine stops."""
+
+
+class CrashAt:
+    """Stops everything at the n-th event of a run."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def __call__(self, event: Event) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Crash
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_pairs(folder)
+    return folder
+
+
+# --- Resuming
+
+UNEVEN = ["train.report_every=3", "train.validate_every=5", "train.save_every=4"]
+RECIPES = {
+    "adam": (UNEVEN, 2),
+    "muon, running average, mean of states": (
+        [
+            *UNEVEN,
+            "train.optimizer=muon",
+            "train.learning_rate=0.02",
+            "train.weight_decay=0.1",
+            "train.ema=0.9",
+            "train.average=2",
+            "train.clip=1.0",
+        ],
+        3,
+    ),
+    "bpe-dropout, shared rows, r-drop": (
+        [
+            "train.report_every=2",
+            "train.validate_every=7",
+            "train.save_every=3",
+            "data.bpe_dropout=0.1",
+            "data.readings=2",
+            "train.rows=shared",
+            "train.r_drop=1.0",
+            "train.accumulate=3",
+        ],
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_run_that_stops_anywhere_and_is_resumed_is_the_run_that_never_stopped(recipe, corpus, tmp_path):
+    options, stride = RECIPES[recipe]
+    events = []
+    train_here(corpus, tmp_path / "whole", *options, also=events.append)
+    whole = files(tmp_path / "whole")
+    assert isinstance(events[-1], Finished)
+    for stop in range(1, len(events) + 1, stride):
+        out = tmp_path / f"stopped at event {stop}"
+        with pytest.raises(Crash):
+            train_here(corpus, out, *options, also=CrashAt(stop))
+        train_here(corpus, out, resume=True)
+        again = files(out)
+        assert again.keys() == whole.keys()
+        assert [name for name in whole if whole[name] != again[name]] == []
+
+
+# --- One process or two
+
+SMOOTH = ["train.epsilon=0.01", "train.best_by=loss", "train.report_every=2", "train.validate_every=6"]
+"""Adam with a large epsilon: with the usual one, what is rounded in a gradient near zero decides its whole move."""
+
+
+def same_run(one, other, names, sharded=False):
+    """Two runs are the same up to rounding."""
+    a, b = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    assert a.keys() == b.keys()
+    assert max(difference(a[name], b[name]) for name in a) <= 1e-6
+    (a, about), (b, other_about) = state(one), state(other)
+    assert a.keys() == b.keys()
+    assert max(difference(a[name], b[name]) for name in a if name != "sums") <= 1e-6
+    assert about["place"] == other_about["place"]
+    lines, others = metrics(one), metrics(other)
+    assert [line["event"] for line in lines] == [line["event"] for line in others]
+    for line, other_line in zip(lines, others, strict=True):
+        assert other_line.get("samples") == line.get("samples") or sharded
+        for name in names.intersection(line):
+            assert other_line[name] == pytest.approx(line[name], rel=1e-5), (line, other_line)
+
+
+NUMBERS = {"step", "epoch", "loss", "perplexity", "learning_rate", "gradient_norm", "tokens"}
+
+
+def test_two_processes_are_one_that_accumulates(corpus, tmp_path):
+    train_here(corpus, tmp_path / "one", *SMOOTH, "train.accumulate=2")
+    done = sightline(tmp_path, *on_pairs(corpus, *SMOOTH), "--out", tmp_path / "two", processes=2)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path / 'two'}\n"
+    assert done.stderr.count("learned from the text") == 1
+    same_run(tmp_path / "one", tmp_path / "two", NUMBERS | {"scores", "best"})
+
+
+def test_so_are_two_that_share_every_weight(corpus, tmp_path):
+    train_here(corpus, tmp_path / "one", *SMOOTH, "train.accumulate=2")
+    train = on_pairs(corpus, *SMOOTH, "train.shard=true")
+    done = sightline(tmp_path, *train, "--out", tmp_path / "two", processes=2)
+    assert done.returncode == 0, done.stderr
+    same_run(tmp_path / "one", tmp_path / "two", NUMBERS | {"best"}, sharded=True)
+
+
+def test_also_with_everything_there_is_to_keep_and_when_they_are_stopped_and_resumed(corpus, tmp_path):
+    options = ["train.optimizer=muon", "train.weight_decay=0.1", "train.ema=0.9", "train.clip=0.5", "train.steps=30"]
+    train_here(corpus, tmp_path / "one", *SMOOTH, *options, "train.accumulate=2")
+    out = tmp_path / "two"
+    options += ["train.shard=true", "train.save_every=2"]
+    running = start(tmp_path, *on_pairs(corpus, *SMOOTH, *options), "--out", out, processes=2)
+    wait_for(lambda: last_state(out / "checkpoints") is not None, running)
+    running.send_signal(signal.SIGTERM)
+    _, told = running.communicate(timeout=60)
+    assert running.returncode != 0
+    assert told.count("Stopped by a signal") == 1
+    assert state(out)[1]["step"] < 30
+    done = sightline(tmp_path, "train", "--out", out, "--resume", "--device", "cpu", processes=2)
+    assert done.returncode == 0, done.stderr
+    assert "going on after step" in done.stderr
+    same_run(tmp_path / "one", out, NUMBERS | {"best"}, sharded=True)
+    parts = [path.name for path in last_state(out / "checkpoints").glob("*.safetensors")]
+    assert len(parts) == 2  # each process wrote its own
+
+
+def test_what_two_wrote_in_parts_one_can_go_on_with(corpus, tmp_path):
+    options = [*SMOOTH, "train.ema=0.9", "train.save_every=6", "train.accumulate=1"]
+    out = tmp_path / "run"
+    train = on_pairs(corpus, *options, "train.steps=6", "train.shard=true")
+    assert sightline(tmp_path, *train, "--out", out, processes=2).returncode == 0
+    about = json.loads((out / "run.json").read_text())
+    about["config"]["train"]["steps"] = 9
+    (out / "run.json").write_text(json.dumps(about))
+    for processes in (1, 2):
+        again = tmp_path / f"by {processes}"
+        shutil.copytree(out, again)
+        done = sightline(tmp_path, "train", "--out", again, "--resume", "--device", "cpu", processes=processes)
+        assert done.returncode == 0, done.stderr
+        assert "going on after step 6" in done.stderr
+        assert state(again)[1]["step"] == 9
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_batches_that_are_accumulated_are_one_batch(optimizer, corpus, tmp_path):
+    """Each token weighs the same, however many its batch has."""
+    train_here(corpus, tmp_path / "run", "train.steps=1")
+    tokenizer = load_tokenizer(tmp_path / "run")
+    store = prepare([Table(corpus / "train.tsv")], tokenizer, corpus / "cache")
+    options = TrainConfig(optimizer=optimizer, epsilon=0.01, smoothing=0.1)
+    parts = [range(3), range(3, 20), range(20, 21)]
+    found = []
+    for groups in ([range(21)], parts):
+        model = load_model(tmp_path / "run").train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        step = Step(model, options, torch.device("cpu"))
+        batches = [(number, collate(store, group)) for number, group in enumerate(groups)]
+        tokens = sum(batch.tokens for _, batch in batches)
+        for number in (1, 2, 3):
+            step(Update(batches, tokens, tokens, Place(), 0.0), number, 0.01)
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        weights = {name: parameter.detach() for parameter, name in names.items()}
+        found.append((weights | state_of(step.optimizers, names), step.take(World("cpu"))))
+    (one, sums), (other, other_sums) = found
+    assert max(difference(one[name], other[name]) for name in one) <= 1e-6
+    assert sums == pytest.approx(other_sums, rel=1e-6)
+
+
+# --- Stopped from outside
+
+
+def test_killed_at_any_moment_and_resumed_until_it_is_done(corpus, tmp_path):
+    """SIGKILL, twenty times: while it starts, learns, tests or writes. In the end nothing shows it."""
+    options = ["train.steps=600", "train.report_every=7", "train.validate_every=25", "train.save_every=10"]
+    options += ["train.ema=0.9", "train.average=3"]
+    train_here(corpus, tmp_path / "whole", *options)
+    out, killed = tmp_path / "killed", []
+    for attempt in range(21):
+        resumed = (out / "run.json").exists()
+        begun = last_state(out / "checkpoints")
+        train = ["train", "--resume", "--device", "cpu"] if resumed else on_pairs(corpus, *options)
+        running = start(tmp_path, *train, "--out", out)
+        if attempt < 20:
+            if attempt % 10:
+                wait_for(lambda begun=begun: last_state(out / "checkpoints") != begun, running)
+                time.sleep(random.uniform(0, 0.1))
+            else:  # anywhere, also before it begins to learn
+                time.sleep(random.uniform(2, 4))
+            running.kill()
+        _, told = running.communicate(timeout=60)
+        if running.returncode == 0:
+            break
+        assert running.returncode == -signal.SIGKILL, told
+        where = last_state(out / "checkpoints")
+        killed.append(where.name if where else None)
+    assert running.returncode == 0
+    assert len(killed) >= 15, killed
+    assert files(out).keys() == files(tmp_path / "whole").keys()
+    whole, again = files(tmp_path / "whole"), files(out)
+    assert [name for name in whole if name != "run.json" and whole[name] != again[name]] == [], killed
+
+
+def test_asked_to_stop_it_stops_after_the_update_and_goes_on_as_if_it_had_not(corpus, tmp_path):
+    """Also when a test was due just then: it is made up for."""
+    options = ["train.steps=6", "train.report_every=1", "train.validate_every=2", "train.save_every=4"]
+    train_here(corpus, tmp_path / "whole", *options)
+    for stop in range(1, 7):
+        out = tmp_path / f"stopped at {stop}"
+
+        def ask(event, stop=stop):
+            if isinstance(event, Progress) and event.step == stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        run = train_here(corpus, out, *options, also=ask)
+        assert (run.step, run.stopped) == (stop, signal.SIGTERM)
+        assert state(out)[1]["step"] == stop
+        assert train_here(corpus, out, resume=True).stopped == 0
+        whole, again = files(tmp_path / "whole"), files(out)
+        if stop == 6:  # the state was not saved once more
+            del whole["checkpoints/step-00000006/state.json"], again["checkpoints/step-00000006/state.json"]
+        assert again == whole
+
+
+def test_signals_end_the_command_with_a_way_on(corpus, tmp_path):
+    arguments = on_pairs(corpus, "train.steps=100000", "train.report_every=1", "train.validate_every=50000")
+    out = tmp_path / "run"
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        before = state(out)[1]["step"] if out.exists() else 0
+        running = start(tmp_path, *arguments, "--out", out)
+        wait_for(lambda running=running: running.stderr.readline().startswith("step "), running)
+        running.send_signal(number)
+        stdout, told = running.communicate(timeout=30)
+        assert running.returncode == code, told
+        assert stdout == ""
+        assert "Traceback" not in told
+        step = state(out)[1]["step"]
+        assert step > before
+        sentence = f"Stopped by a signal at step {step:,}; go on with: sightline train --out {out} --resume"
+        assert told.splitlines()[-1] == sentence
+        arguments = ["train", "--resume", "--device", "cpu"]
+
+
+def test_a_full_disk_costs_nothing_that_was_saved(corpus, tmp_path):
+    options = ["train.steps=300", "train.save_every=10", "train.validate_every=150", "train.report_every=300"]
+    train_here(corpus, tmp_path / "whole", *options)
+    out = tmp_path / "run"
+    running = start(tmp_path, *on_pairs(corpus, *options), "--out", out)
+    wait_for(lambda: last_state(out / "checkpoints") is not None, running)
+    resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (10_000, 10_000))
+    _, told = running.communicate(timeout=60)
+    assert running.returncode == 2, told
+    assert told.splitlines()[-1].startswith(str(out))
+    assert "cannot be written: File too large" in told.splitlines()[-1]
+    assert "Traceback" not in told
+    assert [path.name for path in out.rglob("*.partial")] == []
+    assert state(out)[1]["step"] in range(10, 300, 10)
+    done = sightline(tmp_path, "train", "--out", out, "--resume", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert files(out).keys() == files(tmp_path / "whole").keys()
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+
+
+# --- What is kept
+
+
+class Watch:
+    """The weights after each update, and what was told."""
+
+    def __init__(self, out):
+        self.out, self.weights, self.averages, self.events = out, {}, {}, []
+
+    def __call__(self, event):
+        self.events.append(event)
+        if isinstance(event, Saved):
+            tensors, _ = state(self.out)
+            for kind, found in (("weights.", self.weights), ("average.", self.averages)):
+                found[event.step] = {n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)}
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def same_weights(found, expected):
+    assert found.keys() == expected.keys()
+    return max(difference(found[name], expected[name]) for name in found) <= 1e-6
+
+
+def mean(states):
+    return {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}
+
+
+def test_the_running_average_is_what_it_says_and_what_is_kept(corpus, tmp_path):
+    out = tmp_path / "run"
+    watch = Watch(out)
+    train_here(corpus, out, "train.save_every=1", "train.validate_every=6", "train.ema=0.6", also=watch)
+    average = watch.averages[1]
+    for step in range(2, 13):
+        forgets = 1 - min(0.6, step / (step + 10))
+        average = {n: a + forgets * (watch.weights[step][n] - a) for n, a in average.items()}
+        assert same_weights(watch.averages[step], average)
+    kept = [event.step for event in watch.of(Validated) if event.best][-1]
+    assert same_weights(load_file(out / "model.safetensors"), watch.averages[kept])
+    assert not same_weights(load_file(out / "model.safetensors"), watch.weights[kept])
+
+
+def test_the_best_state_is_kept_or_the_mean_of_the_last_where_that_is_better(corpus, tmp_path):
+    for options in ([], ["train.average_of=best"]):
+        out = tmp_path / f"run {len(options)}"
+        watch = Watch(out)
+        given = ["train.save_every=1", "train.validate_every=2", "train.average=3", "train.best_by=loss", *options]
+        train_here(corpus, out, *given, also=watch)
+        *tests, last = watch.of(Validated)
+        assert last.weights == "mean of 3 states"
+        ranked = sorted(tests, key=lambda test: -test.loss if options else test.step)[-3:]
+        averaged = mean([watch.weights[test.step] for test in ranked])
+        model = load_model(out)
+        fill(model, averaged, "here")
+        store = prepare([Table(corpus / "dev.tsv")], load_tokenizer(out), corpus / "cache", Cleaning(4095, 1e9))
+        result = Validation(store, load_tokenizer(out), budget=256)(model, bfloat16=False)
+        assert last.loss == pytest.approx(result.loss, rel=1e-6)
+        assert last.best == (last.loss < min(test.loss for test in tests))
+        best = [test.step for test in tests if test.best][-1]
+        expected = averaged if last.best else watch.weights[best]
+        assert same_weights(load_file(out / "model.safetensors"), expected)
+
+
+def test_without_a_test_the_last_state_is_kept_or_the_mean_of_the_last(corpus, tmp_path):
+    for average in (0, 3):
+        out = tmp_path / f"run {average}"
+        watch = Watch(out)
+        options = ["train.save_every=1", "train.validate_every=2", f"train.average={average}"]
+        train_here(corpus, out, *options, also=watch, tested=False)
+        expected = mean([watch.weights[step] for step in (8, 10, 12)]) if average else watch.weights[12]
+        assert same_weights(load_file(out / "model.safetensors"), expected)
+
+
+def test_patience_ends_a_run_that_gets_no_better(corpus, tmp_path):
+    options = ["train.steps=200", "train.validate_every=3", "train.save_every=3", "train.patience=2"]
+    options += ["train.learning_rate=0.3", "train.best_by=loss", "train.average=2"]
+    out = tmp_path / "run"
+    watch = Watch(out)
+    run = train_here(corpus, out, *options, also=watch)
+    tests = [test for test in watch.of(Validated) if test.weights == "weights"]
+    assert [test.best for test in tests[-3:]] == [True, False, False]
+    assert run.step == tests[-1].step < 200
+    assert watch.events[-1].reason == "no better result in 2 tests"
+    if not watch.of(Validated)[-1].best:
+        assert same_weights(load_file(out / "model.safetensors"), watch.weights[tests[-3].step])
+    before = files(out)
+    train_here(corpus, out, resume=True)  # it has had enough: nothing changes
+    assert files(out) == before
+
+
+def test_what_is_no_number_is_never_kept_over_what_was_one(corpus, tmp_path):
+    out = tmp_path / "run"
+    options = ["train.save_every=1", "train.report_every=100", "train.learning_rate=1e30", "train.warmup=0"]
+    with pytest.raises(TrainingError, match="the loss or the gradient is no longer a number"):
+        train_here(corpus, out, *options)
+    tensors, _ = state(out)
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
+
+
+def test_a_run_that_came_to_no_checkpoint_is_begun_again_by_its_name(corpus, tmp_path):
+    """Also one that goes on from a model, and one that has a model already."""
+    train_here(corpus, tmp_path / "old", "train.steps=2")
+    options = ["train.validate_every=2", "train.save_every=12"]
+    for count, run in enumerate((train_here, finetune)):
+        whole, out = tmp_path / f"whole {count}", tmp_path / f"run {count}"
+        run(corpus, whole, *options)
+        with pytest.raises(Crash):
+            run(corpus, out, *options, also=CrashAt(4))
+        assert last_state(out / "checkpoints") is None
+        assert (out / "model.safetensors").exists()
+        train_here(corpus, out, resume=True)
+        assert files(out) == files(whole)
+
+
+def finetune(folder, out, *options, **more):
+    return train_here(folder, out, *options, start=out.parent / "old", **more)

@@ -1,0 +1,141 @@
+"""Small training runs: text to train on, a configuration, runs in this process and by the command line."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from torch import Tensor
+
+from sightline.checkpoint import last_state, load_state
+from sightline.data.builtin import generate
+from sightline.evaluate.scores import values
+from sightline.train.events import Event
+from sightline.train.loop import Run
+from sightline.train.run import Inputs, Request, train_files
+from sightline.train.sinks import Metrics, all_of
+
+OPTIONS = """
+[model]
+d_model = 16
+encoder = { layers = 1, heads = 2, d_ff = 24 }
+decoder = { layers = 1, heads = 2, d_ff = 24 }
+
+[data]
+vocab_size = 340
+
+[train]
+steps = 12
+batch_tokens = 256
+schedule = "constant"
+learning_rate = 0.003
+warmup = 3
+"""
+COMMAND = [sys.executable, "-m", "sightline.cli.main"]
+TIMINGS = ("tokens_per_second", "memory")
+
+
+def write_pairs(folder: Path, train: int = 120, test: int = 2) -> tuple[Path, Path]:
+    """Pairs to train on and to test on, as TSV; beside them the configuration."""
+    (folder / "options.toml").write_text(OPTIONS)
+    found = []
+    for split, count in (("train", train), ("dev", test)):
+        path = folder / f"{split}.tsv"
+        path.write_text("".join(f"{pair.source}\t{pair.target}\n" for pair in generate(split, count)))
+        found.append(path)
+    return found[0], found[1]
+
+
+def on_pairs(folder: Path, *options: str) -> list[Any]:
+    """What the command line needs to train on the pairs of a folder."""
+    sets = [part for option in options for part in ("--set", option)]
+    files = ["--pairs", folder / "train.tsv", "--valid", folder / "dev.tsv"]
+    return ["train", *files, "--config", folder / "options.toml", "--device", "cpu", *sets]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What is kept between runs stays in the test's own folder, but for matplotlib's fonts, which take seconds to find;
+    tests run side by side, each on one core."""
+    own = {"XDG_CACHE_HOME": str(folder / "cache"), "MPLCONFIGDIR": matplotlib.get_cachedir(), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **own, "COLUMNS": "100"}
+
+
+def start(folder: Path, *arguments: Any, processes: int = 1) -> subprocess.Popen[str]:
+    """The real command line, as it runs; with several processes by torchrun."""
+    command = COMMAND
+    if processes > 1:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command = [sys.executable, *torchrun, *COMMAND[1:]]
+    return subprocess.Popen(
+        [*command, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=environment(folder),
+    )
+
+
+def sightline(folder: Path, *arguments: Any, processes: int = 1) -> subprocess.CompletedProcess[str]:
+    """The same, once it is done."""
+    running = start(folder, *arguments, processes=processes)
+    stdout, stderr = running.communicate(timeout=120)
+    return subprocess.CompletedProcess(running.args, running.returncode, stdout, stderr)
+
+
+def wait_for(condition: Callable[[], bool], running: subprocess.Popen[str], seconds: float = 60) -> None:
+    """Until it is so, or the process is over."""
+    end = time.monotonic() + seconds
+    while not condition() and running.poll() is None:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def train_here(
+    folder: Path,
+    out: Path,
+    *options: str,
+    resume: bool = False,
+    also: Callable[[Event], None] = lambda _: None,
+    tested: bool = True,
+    start: Path | None = None,
+) -> Run:
+    """A run in this process, with all that the command line has but the console."""
+    inputs = Inputs(pairs=[(str(folder / "train.tsv"), 1.0)]), Inputs(pairs=[(str(folder / "dev.tsv"), 1.0)])
+    train, valid = (Inputs(), Inputs()) if resume else inputs if tested else (inputs[0], Inputs())
+    request = Request(out, train, valid, cache=folder / "cache", device="cpu", resume=resume)
+    if not resume:
+        request = request._replace(file=str(folder / "options.toml"), sets=options, start=start and str(start))
+    metrics = Metrics(out / "metrics.jsonl")
+    try:
+        return train_files(request, all_of([metrics, also]), score=values)
+    finally:
+        metrics.close()
+
+
+def metrics(out: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, without what differs from one day to the next."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
+    return [{name: value for name, value in line.items() if name not in TIMINGS} for line in lines]
+
+
+def state(out: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The last checkpoint of a run."""
+    where = last_state(out / "checkpoints")
+    assert where is not None
+    return load_state(where)
+
+
+def files(out: Path) -> dict[str, bytes]:
+    """All that is in the folder of a run, but for timings and pictures."""
+    found = {
+        str(path.relative_to(out)): path.read_bytes()
+        for path in sorted(out.rglob("*"))
+        if path.is_file() and path.name not in ("metrics.jsonl", "curves.png")
+    }
+    return {**found, "metrics": json.dumps(metrics(out)).encode()}

@@ -1,0 +1,48 @@
+"""Where no text to test on is named, some of the training text is held out, and is not trained on."""
+
+import numpy as np
+
+from runs import write_pairs
+from sightline.data.corpus import Table
+from sightline.data.feed import Feed, Place
+from sightline.data.store import prepare
+from sightline.evaluate.scores import values
+from sightline.text.tokenizer import Tokenizer
+from sightline.train.events import Validated
+from sightline.train.run import Inputs, Request, _hold_out, train_files
+
+
+def test_what_is_held_out_is_tested_on_and_never_trained_on(tmp_path):
+    path, _ = write_pairs(tmp_path, train=600)
+    tokenizer = Tokenizer.train(path.read_text().replace("\t", "\n").splitlines(), 340)
+    store = prepare([Table(path)], tokenizer, tmp_path / "cache")
+    held, rest = _hold_out(store, seed=1)
+    assert len(held) == 12
+    assert sorted([*held, *rest]) == list(range(600))
+    assert not np.array_equal(held, _hold_out(store, seed=2)[0])
+    for rows in ("padded", "shared", "packed"):
+        for only in (held, rest):
+            feed = Feed([store], budget=256, seed=1, rows=rows, only=only)
+            for epoch in (0, 1):
+                chosen = [getattr(batch, "pairs", batch) for batch in feed.plan(epoch)]
+                assert sorted(np.concatenate(chosen)) == only.tolist()
+            assert feed.batch(Place()).tokens > 0
+
+
+def test_a_run_without_validation_text_tests_itself(tmp_path):
+    path, _ = write_pairs(tmp_path, train=600)
+    events, notes = [], []
+    request = Request(
+        tmp_path / "run",
+        Inputs(pairs=[(str(path), 1.0)]),
+        file=str(tmp_path / "options.toml"),
+        sets=["train.steps=2"],
+        cache=tmp_path / "cache",
+        device="cpu",
+    )
+    train_files(request, events.append, notes.append, values)
+    (tested,) = [event for event in events if isinstance(event, Validated)]
+    assert set(tested.scores) == {"bleu", "chrf"}
+    assert any("12 of the training text are held out" in note for note in notes)
+    texts = {tuple(line.split("\t")) for line in path.read_text().splitlines()}
+    assert all((source, reference) in texts for source, reference, _ in tested.samples)
