@@ -125,8 +125,7 @@ def test_blanks_never_matter(kind, stores):
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["shared", "padded", "packed"])
 def test_only_replies_count(place, stores):
-    """Every token of a reply and the END behind it; nothing that the user said, and no END that closes a dialogue
-    which a reply does not close."""
+    """Every token of a reply and the END behind it; nothing that the user said, and nothing behind the last turn."""
     store = stores["dialogues"]
     for batches in rows_of(store, range(len(store)), 512):
         batch = batches[place]
@@ -139,9 +138,21 @@ def test_only_replies_count(place, stores):
             for token in sequence[:-1]:
                 asked.append(token if reply else PAD)
                 reply ^= token == END
-            asked.append(END if not reply else PAD)  # behind the last turn's own END, the turn has changed once more
+            asked.append(PAD)  # the last turn's own END is asked for; what would follow it is not
             assert found[first:last] == asked
         assert batch.tokens == sum(token != PAD for token in found)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["shared", "padded", "packed"])
+def test_a_piece_of_a_text_is_not_taught_to_end_where_it_was_cut(place, stores):
+    store = stores["text"]
+    for batches in rows_of(store, range(len(store)), 512):
+        batch = batches[place]
+        found = batch.target_out[tokens(batch)].tolist()
+        given = batch.target_in[tokens(batch)].tolist()
+        starts = [i for i, token in enumerate(given) if token == START] + [len(given)]
+        for first, last in pairwise(starts):
+            assert found[first:last] == [*given[first + 1 : last], PAD]
 
 
 def test_twice_is_two_passes_in_one(stores):

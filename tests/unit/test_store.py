@@ -271,3 +271,16 @@ def test_what_another_process_made_meanwhile_is_used(table, tmp_path):
 
     assert texts(prepare([table], TOKENIZER, tmp_path / "ours", progress=faster)) == PAIRS
     assert [path.name for path in (tmp_path / "ours").iterdir()] == [made.name]
+
+
+def test_no_reading_is_longer_than_cleaning_allows(tmp_path):
+    path = tmp_path / "a.tsv"
+    pairs = [(p.source, p.target) for p in generate("train", 60)]
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
+    tokenizer = Tokenizer.train([text for pair in pairs for text in pair], 500)
+    plain = prepare([Table(path)], tokenizer, tmp_path)
+    longest = int(max(plain.source.lengths.max(), plain.target.lengths.max()))
+    dropped = prepare([Table(path)], tokenizer, tmp_path, Cleaning(longest, 100.0), dropout=0.5)
+    assert len(dropped) == 60
+    assert dropped.target.lengths.sum() > plain.target.lengths.sum()
+    assert max(dropped.source.lengths.max(), dropped.target.lengths.max()) <= longest

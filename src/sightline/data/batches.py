@@ -298,14 +298,14 @@ def _spread(sizes: Ints) -> tuple[Ints, Ints]:
 
 
 def _count(store: Store, target: _Cells, pairs: Ints, batch: Batch) -> Batch:
-    """Where only some tokens count in the loss (the replies of a conversation), the others are not asked for. The END
-    that closes a sequence counts as its last token does."""
-    if store.counted is None:
+    """Which tokens are asked for. A text has its ENDs in it, and a piece that is cut out of it does not end there: what
+    would follow its last token is not asked. Of a conversation only the replies are."""
+    if store.source is not None:
         return batch
-    counted, lengths = store.counted.take(pairs)
-    asked = target.rows(counted, last=1)
-    asked.view(-1)[target.start + target.sizes - 1] = torch.from_numpy(counted[lengths.cumsum() - 1].astype(np.int64))
-    wanted = batch.target_out.where(asked != 0, torch.tensor(PAD))
+    wanted = batch.target_out.clone()
+    wanted.view(-1)[target.start + target.sizes - 1] = PAD
+    if store.counted is not None:
+        wanted = wanted.where(target.rows(store.counted.take(pairs)[0], last=1) != 0, torch.tensor(PAD))
     return batch._replace(target_out=wanted, tokens=int((wanted != PAD).sum()))
 
 

@@ -136,7 +136,7 @@ class Feed:
     def _tokens(self, place: Place) -> int:
         """Of another process's batch: they count in the loss of all."""
         store = self._store(place.epoch)
-        if store.counted is not None or self.masked is not None:
+        if store.source is None:
             return self.batch(place).tokens
         starts, pairs = store.target.starts, self._pairs(place)
         return int((starts[pairs + 1] - starts[pairs] + 1).sum())

@@ -40,7 +40,7 @@ __all__ = [
     "prepare_texts",
 ]
 
-FORMAT = 2
+FORMAT = 3
 CHUNK = 10_000  # pairs, documents or conversations tokenised at a time,
 CHUNK_TEXT = 8_000_000  # and characters: documents are of any size
 IN_MEMORY = 64_000_000  # bytes; a side that is smaller is read whole, once
@@ -303,8 +303,10 @@ def _make_pairs(
             for name, texts in sides.items():
                 if dropout:
                     seed = zlib.crc32(f"{reading} {place} {number} {name}".encode())
-                    encoded = tokenizer.encode(list(compress(texts, kept)), dropout, seed)
-                    draft.add(name, *_flat(tokenizer, encoded))
+                    draft.add(
+                        name,
+                        *_flat(tokenizer, _dropped(tokenizer, list(compress(texts, kept)), dropout, seed, cleaning)),
+                    )
                 else:
                     ids, lengths = found[name]
                     draft.add(name, ids[np.repeat(kept, lengths)], lengths[kept])
@@ -318,6 +320,15 @@ def _make_pairs(
         draft.end_part()
     if not draft.counts[0]:
         raise InputError(f"none of the {draft.counts.sum():,} pairs is left after cleaning.")
+
+
+def _dropped(tokenizer: Tokenizer, texts: list[str], dropout: float, seed: int, cleaning: Cleaning) -> list[list[int]]:
+    """Texts split by chance; one that would grow too long by it is split as usual."""
+    found = tokenizer.encode(texts, dropout, seed)
+    too_long = [i for i, ids in enumerate(found) if len(ids) > cleaning.max_length]
+    for i, ids in zip(too_long, tokenizer.encode([texts[i] for i in too_long]), strict=True):
+        found[i] = ids
+    return found
 
 
 def _make_texts(draft: _Draft, corpora: Sequence[Text], tokenizer: Tokenizer, context: int, progress: Progress) -> None:

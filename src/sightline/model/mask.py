@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from sightline.errors import InputError
 
@@ -145,6 +144,8 @@ def attend_packed(
     queries, keys = packed
     fits = q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and q.dtype in (torch.bfloat16, torch.float16) and q.numel() > 0
     if q.is_cuda and fits and not dropout and torch.cuda.get_device_capability(q.device) >= (8, 0):
+        from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - it takes a second to import
+
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
         ahead = 0 if causal else -1  # how far a query sees: no limit backwards, none or all of it ahead
         sizes = (queries.starts, keys.starts, queries.longest, keys.longest)
