@@ -76,7 +76,7 @@ def test_all_errors_of_a_file_are_reported_together(tmp_path):
         "model.d_model: must be greater than 0, and is -1.",
         "model.encoder.hedas: there is no such option, did you mean 'heads'?",
         "model.norm: must be 'post' or 'pre', and is 'batch'.",
-        "trian: there is no such option; known here are model.",
+        "trian: there is no such option, did you mean 'train'?",
     ]
 
 
