@@ -23,7 +23,7 @@ import math
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from sightline.train.step import Step
 
 Logits = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 Go = Callable[[Batch], None]
+Systems = dict[str, tuple[Callable[[], Go], list[Batch]]]
 
 
 class TorchTransformer(nn.Module):
@@ -139,31 +140,44 @@ def other(model: nn.Module, logits: Logits, device: torch.device, dynamic: bool 
     return go
 
 
-def measure(make: Callable[[], Go], batches: list[Batch], rounds: int) -> tuple[float, float]:
-    """Seconds of the best round over all batches, and the peak of memory in GiB (on a GPU)."""
-    cuda = torch.cuda.is_available()
-    torch.compiler.reset()
-    gc.collect()
-    if cuda:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    go = make()
+def measure(systems: Systems, rounds: int) -> Iterator[tuple[str, float, float]]:
+    """Of each system: seconds of its best round over all its batches, and the peak of memory in GiB (on a GPU).
 
-    def synchronised() -> float:
-        if cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
+    On a GPU one system is measured after another, as they would share its memory. On a CPU they take turns, round by
+    round: what disturbs one then disturbs all.
+    """
+    if torch.cuda.is_available():
+        for name, system in systems.items():
+            torch.compiler.reset()
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            times = _rounds({name: system}, rounds)
+            yield name, min(times[name]), torch.cuda.max_memory_allocated() / 2**30
+    else:
+        for name, found in _rounds(systems, rounds).items():
+            yield name, min(found), math.nan
 
-    for batch in batches * (1 if len(batches) > 2 else 3):
-        go(batch)
-    times = []
-    for _ in range(rounds):
-        started = synchronised()
-        for batch in batches:
+
+def _rounds(systems: Systems, rounds: int) -> dict[str, list[float]]:
+    ready = {name: (make(), batches) for name, (make, batches) in systems.items()}
+    for go, batches in ready.values():
+        for batch in batches * (1 if len(batches) > 2 else 3):
             go(batch)
-        times.append(synchronised() - started)
-    memory = torch.cuda.max_memory_allocated() / 2**30 if cuda else math.nan
-    return min(times), memory
+    times: dict[str, list[float]] = {name: [] for name in systems}
+    for _ in range(rounds):
+        for name, (go, batches) in ready.items():
+            started = _now()
+            for batch in batches:
+                go(batch)
+            times[name].append(_now() - started)
+    return times
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def made_up(tokens: int, length: int, words: int, device: torch.device, count: int) -> list[Batch]:
@@ -213,16 +227,15 @@ def main() -> None:
     else:
         own = theirs = made_up(tokens, options.length, options.vocabulary, device, options.batches)
     dynamic = True if options.pairs else None
-    systems: dict[str, tuple[Callable[[], Go], list[Batch]]] = {
+    systems: Systems = {
         "Sightline": (lambda: sightline(config, device), own),
         "Hugging Face Marian": (lambda: other(*hugging_face(config), device, dynamic), theirs),
         "torch.nn.Transformer": (lambda: other(*torch_transformer(config), device, dynamic), theirs),
     }
     rows: dict[str, dict[str, float]] = {}
-    for name, (make, batches) in systems.items():
-        if any(part in name for part in options.without):
-            continue
-        seconds, memory = measure(make, batches, options.rounds)
+    systems = {name: one for name, one in systems.items() if not any(part in name for part in options.without)}
+    for name, seconds, memory in measure(systems, options.rounds):
+        batches = systems[name][1]
         speed = useful(batches) / seconds
         row = {"ms": round(seconds / len(batches) * 1e3, 2), "tokens/s": round(speed)}
         rows[name] = row | ({"GiB": round(memory, 2)} if device.type == "cuda" else {})

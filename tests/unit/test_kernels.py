@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sightline.model.kernels import Dropout, add_and_norm, attention, keep, narrow, share_keys, spelled_out
+from sightline.model.kernels import Dropout, add_and_norm, attention, drawn, keep, narrow, share_keys, spelled_out
 from support import difference, translator
 
 CELLS = 1 << 20
@@ -32,12 +32,14 @@ def test_a_query_that_may_look_nowhere_is_finite_in_both_ways():
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3])
-def test_dropped_cells_are_as_many_as_they_should_be_and_do_not_know_of_each_other(p):
+@pytest.mark.parametrize("by", ["hash", "generator"])
+def test_dropped_cells_are_as_many_as_they_should_be_and_do_not_know_of_each_other(by, p):
     """Each figure is in standard deviations of what independent draws would give."""
     torch.manual_seed(0)
     before = None
     for key in torch.randint(-(2**31), 2**31 - 1, (8,), dtype=torch.int32):
-        kept = keep(key, torch.Size([CELLS]), p, torch.device("cpu")).double()
+        shape = torch.Size([CELLS])
+        kept = (keep(key, shape, p, torch.device("cpu")) if by == "hash" else drawn(shape, p)).double()
         centred = kept - (1 - p)
         variance, root = p * (1 - p), CELLS**0.5
         assert abs(centred.mean()) * root / variance**0.5 < 5
@@ -50,14 +52,19 @@ def test_dropped_cells_are_as_many_as_they_should_be_and_do_not_know_of_each_oth
         before = centred
 
 
-def test_without_a_key_or_not_compiled_dropout_is_torchs():
-    x, dropout = torch.randn(4, 5), Dropout(0.5)
-    share_keys(dropout, "cpu")
+def test_dropout_keeps_the_mean_sends_gradients_to_what_it_kept_and_follows_the_seed():
+    x, dropout = torch.ones(3, 5, 101, requires_grad=True), Dropout(0.25)
     torch.manual_seed(3)
-    ours = dropout(x)
+    out = dropout(x)
     torch.manual_seed(3)
-    assert torch.equal(ours, F.dropout(x, 0.5))
-    assert torch.equal(dropout.eval()(x), x)
+    assert torch.equal(out, dropout(x))
+    assert not torch.equal(out, dropout(x))
+    assert set(out.flatten().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+    out.sum().backward()
+    assert torch.equal(x.grad, out)
+    assert dropout.eval()(x) is x
+    assert Dropout(0.0)(x) is x
+    assert torch.equal(Dropout(1.0)(x), torch.zeros_like(x))
 
 
 def test_every_dropout_has_a_key_of_its_own_and_new_ones_are_drawn_at_once():

@@ -57,9 +57,13 @@ def linear_cross_entropy(
     passes: Sequence[Tensor], classifier: nn.Linear, targets: Tensor, smoothing: float, alpha: float
 ) -> Loss:
     """Either loss, of one pass or of two."""
-    flat = [hidden.flatten(0, -2) for hidden in passes]
+    flat, wanted = [hidden.flatten(0, -2) for hidden in passes], targets.flatten()
+    if wanted.device.type == "cpu" and not torch.compiler.is_compiling():
+        there = (wanted != PAD).nonzero()[:, 0]  # a GPU would have to wait to hear how many these are
+        if len(there) < len(wanted):
+            flat, wanted = [hidden[there] for hidden in flat], wanted[there]
     smoothed, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        classifier.weight, classifier.bias, targets.flatten(), smoothing, alpha, *flat
+        classifier.weight, classifier.bias, wanted, smoothing, alpha, *flat
     )
     return Loss(smoothed, nll)
 
