@@ -27,7 +27,7 @@ SETS: dict[str, dict[str, Any]] = {
         "preset": "tiny",
         "limit": 3_000_000,
         "beams": 5,
-        "sets": [],
+        "sets": ["model.dropout=0.2", "train.r_drop=4", "train.steps=4000", "train.validate_every=1000"],
     },
     "tatoeba": {
         "train": "tatoeba/en-de.train.tsv.xz",
@@ -36,7 +36,7 @@ SETS: dict[str, dict[str, Any]] = {
         "preset": "small",
         "limit": 15_000_000,
         "beams": 5,
-        "sets": [],
+        "sets": ["train.r_drop=3", "train.epochs=50"],
     },
 }
 
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--preset")
     parser.add_argument("--beams", type=int)
     parser.add_argument("--name", help="of the result; nothing is kept without one")
-    parser.add_argument("--on", default="test", choices=("test", "dev"), help="choose on dev, report on test")
+    parser.add_argument("--on", nargs="+", default=["dev", "test"], choices=("dev", "test"), help="choose on dev alone")
     options = parser.parse_args()
     chosen = SETS[options.set]
     folder = options.out / (options.name or options.set)
@@ -73,21 +73,30 @@ def main() -> None:
         command += ["--set", assignment]
     subprocess.run(command, check=True)  # noqa: S603
     trained = time.perf_counter() - began
-    result = score(folder, options.data / chosen[options.on], options.beams or chosen["beams"])
+    beams = options.beams or chosen["beams"]
+    result: dict[str, Any] = {"parameters": parameters(folder)}
+    result |= {part: score(folder, options.data / chosen[part], beams) for part in options.on}
     result["seconds"] = {"training": round(trained, 1), "in all": round(time.perf_counter() - began, 1)}
     if result["parameters"] > chosen["limit"]:
         sys.exit(f"{result['parameters']:,} parameters are more than the {chosen['limit']:,} of this set")
     print(json.dumps(result, indent=2))
     if options.name:
         config = json.loads((folder / "run.json").read_text())["config"]
-        settings = {"set": options.set, "on": options.on, "beams": options.beams or chosen["beams"], "config": config}
+        settings = {"set": options.set, "beams": beams, "config": config}
         kept = {"where": where("sacrebleu", "sacremoses"), "settings": settings, "results": result}
         print(f"kept in {keep(f'quality-{options.name}', kept)}")
 
 
+def parameters(folder: Path) -> int:
+    """How many numbers the trained model has."""
+    from sightline.checkpoint import load_model  # noqa: PLC0415 - while it trains, nothing else loads
+
+    return sum(p.numel() for p in load_model(folder).parameters())
+
+
 def score(folder: Path, test: Path, beams: int) -> dict[str, Any]:
     """Translate a test set with a trained model."""
-    import torch  # noqa: PLC0415 - while it trains, nothing else loads
+    import torch  # noqa: PLC0415
     from sacrebleu.metrics import BLEU  # type: ignore[attr-defined]  # noqa: PLC0415
 
     from sightline.checkpoint import load_model, load_tokenizer  # noqa: PLC0415
@@ -101,11 +110,10 @@ def score(folder: Path, test: Path, beams: int) -> dict[str, Any]:
     sources, references = (list(side) for side in zip(*read_pairs(Table(test)), strict=True))
     found = search_all(model, tokenizer.encode(sources), beams=beams)
     texts = [tokenizer.decode(best.ids) for best in found]
-    (folder / "translations.txt").write_text("\n".join(texts) + "\n")
+    (folder / f"{test.name.split('.')[1]}.translated").write_text("\n".join(texts) + "\n")
     tokenised = BLEU(lowercase=True, tokenize="none", force=True)
     anchor = tokenised.corpus_score(moses(texts, "de"), [moses(references, "de")]).score
     return {
-        "parameters": sum(p.numel() for p in model.parameters()),
         "sentences": len(sources),
         **{
             name: {"score": round(s.value, 2), "signature": s.signature}

@@ -232,23 +232,22 @@ def main() -> None:
         "Hugging Face Marian": (lambda: other(*hugging_face(config), device, dynamic), theirs),
         "torch.nn.Transformer": (lambda: other(*torch_transformer(config), device, dynamic), theirs),
     }
+    settings = {"size": options.size, "tokens a side": tokens, "vocabulary": options.vocabulary}
+    settings |= {"sentences of": options.pairs.name if options.pairs else f"{options.length} tokens"}
     rows: dict[str, dict[str, float]] = {}
     systems = {name: one for name, one in systems.items() if not any(part in name for part in options.without)}
     for name, seconds, memory in measure(systems, options.rounds):
         batches = systems[name][1]
-        speed = useful(batches) / seconds
-        row = {"ms": round(seconds / len(batches) * 1e3, 2), "tokens/s": round(speed)}
+        row = {"ms": round(seconds / len(batches) * 1e3, 2), "tokens/s": round(useful(batches) / seconds)}
         rows[name] = row | ({"GiB": round(memory, 2)} if device.type == "cuda" else {})
-        print(f"{name:22} {row['ms']:9.2f} ms {row['tokens/s']:>11,} tokens/s {memory:6.2f} GiB", flush=True)
-    for name, row in rows.items():
-        for peer, their in rows.items():
-            if peer != name == "Sightline":
-                row[f"speed against {peer}"] = round(row["tokens/s"] / their["tokens/s"], 2)
-                print(f"{row[f'speed against {peer}']:.2f} × {peer}")
-    settings = {"size": options.size, "tokens a side": tokens, "vocabulary": options.vocabulary}
-    settings |= {"sentences of": options.pairs.name if options.pairs else f"{options.length} tokens"}
-    result = {"where": where("transformers"), "settings": settings, "results": rows}
-    path = keep(f"step-{options.size}-{device.type}{'-real' if options.pairs else ''}", result)
+        against = ""
+        if name != "Sightline" and "Sightline" in rows:
+            ratio = round(rows["Sightline"]["tokens/s"] / row["tokens/s"], 2)
+            rows["Sightline"][f"speed against {name}"] = ratio
+            against = f"  Sightline is {ratio:.2f} × as fast"
+        print(f"{name:22} {row['ms']:9.2f} ms {row['tokens/s']:>11,} tokens/s {memory:6.2f} GiB{against}", flush=True)
+        result = {"where": where("transformers"), "settings": settings, "results": rows}
+        path = keep(f"step-{options.size}-{device.type}{'-real' if options.pairs else ''}", result)
     print(f"kept in {path}")
 
 

@@ -102,9 +102,11 @@ def dropout_by_keys() -> None:
 
 
 def training_steps(r_drop: float) -> None:
-    """Three updates, compiled (on a GPU also recorded) and eager, come to the same weights."""
+    """Three updates, compiled (on a GPU also recorded) and eager, come to the same weights: of one batch without
+    R-Drop, of two with it."""
     torch.compiler.reset()
-    options = TrainConfig(learning_rate=1e-3, schedule="constant", optimizer="muon", clip=1.0, ema=0.9, r_drop=r_drop)
+    both = {"r_drop": r_drop, "accumulate": 2 if r_drop else 1}
+    options = TrainConfig(learning_rate=1e-3, schedule="constant", optimizer="muon", clip=1.0, ema=0.9, **both)
     source, target = torch.randint(4, 41, (6, 16), device="cpu"), torch.randint(4, 41, (6, 16), device="cpu")
     layout = SharedRows(torch.arange(16).expand(6, 16) // 8, torch.arange(16).expand(6, 16) % 8)
     layout = SharedRows(*(part.cpu().contiguous() for part in layout))
@@ -116,7 +118,8 @@ def training_steps(r_drop: float) -> None:
         device = torch.device(DEVICE)
         step = Step(model, options, device, compiled=fast, graphs=fast and device.type == "cuda")
         for number in (1, 2, 3):
-            step(Update([(0, batch)], 96, 192, Place(), 0.0), number, 1e-3)
+            batches = [(i, batch) for i in range(options.accumulate)]
+            step(Update(batches, 96 * len(batches), 192 * len(batches), Place(), 0.0), number, 1e-3)
         weights.append([*(p.detach().clone() for p in model.parameters()), *step.average])
     for a, b in zip(*weights, strict=True):
         assert difference(a, b) <= 1e-5

@@ -4,7 +4,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sightline.model.kernels import Dropout, add_and_norm, attention, drawn, keep, narrow, share_keys, spelled_out
+from sightline.model.kernels import (
+    Dropout,
+    activated,
+    add_and_norm,
+    attention,
+    drawn,
+    keep,
+    narrow,
+    share_keys,
+    spelled_out,
+)
 from support import difference, translator
 
 CELLS = 1 << 20
@@ -29,6 +39,27 @@ def test_a_query_that_may_look_nowhere_is_finite_in_both_ways():
     allowed = torch.tensor([[[[False, False], [True, False]]]])
     spelled_out(q, k, v, allowed, 0.0, False).sum().backward()
     assert all(x.grad.isfinite().all() for x in (q, k, v))
+
+
+def test_a_product_that_does_relu_itself_is_relu_of_the_product():
+    x, weight, bias = (torch.randn(*shape, dtype=torch.double, requires_grad=True) for shape in ((5, 4), (7, 4), (7,)))
+    assert difference(torch.ops.sightline.linear_relu(x, weight, bias), F.relu(F.linear(x, weight, bias))) <= 1e-12
+    assert torch.autograd.gradcheck(torch.ops.sightline.linear_relu, (x, weight, bias))
+    torch.library.opcheck(torch.ops.sightline.linear_relu, (x, weight, bias))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_compiled_for_a_gpu_a_feed_forward_layer_is_what_it_was():
+    linear, x = torch.nn.Linear(64, 96).cuda(), torch.randn(3, 5, 64, device="cuda", requires_grad=True)
+    weights = [x, linear.weight, linear.bias]
+    with torch.autocast("cuda", torch.bfloat16):
+        one = torch.compile(activated)(x, linear, F.relu)
+        other = activated(x, linear, F.relu)
+    assert one.dtype == other.dtype
+    assert difference(one, other) <= 1e-2
+    upstream = torch.randn_like(one)
+    for a, b in zip(*(torch.autograd.grad(y, weights, upstream) for y in (one, other)), strict=True):
+        assert difference(a, b) <= 3e-2 * b.abs().max().item()
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3])

@@ -5,6 +5,8 @@ in which precision vectors travel between the layers.
 """
 
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sightline.model.fused import fits, residual_norm
 
-__all__ = ["SHORT", "Dropout", "add_and_norm", "attention", "narrow", "share_keys"]
+__all__ = ["SHORT", "Dropout", "activated", "add_and_norm", "attention", "narrow", "share_keys"]
 
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 SHORT = 64
@@ -56,6 +58,34 @@ def add_and_norm(x: Tensor, y: Tensor, dropout: "Dropout", norm: nn.LayerNorm) -
     if dropout.key is not None and dropout.training and fits(x, y):
         return residual_norm(x, y, norm.weight, norm.bias, norm.eps, dropout.p, dropout.key)
     return narrow(norm(x + dropout(y)))
+
+
+def activated(x: Tensor, linear: nn.Linear, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """activation(linear(x)). Compiled for a GPU, the product with a matrix does ReLU itself, before it writes."""
+    if activation is F.relu and x.is_cuda and torch.compiler.is_compiling() and torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+        weights = (weight.to(dtype) for weight in (linear.weight, linear.bias))
+        return torch.ops.sightline.linear_relu(x.to(dtype).flatten(0, -2), *weights).unflatten(0, x.shape[:-1])
+    return activation(linear(x))
+
+
+@torch.library.custom_op("sightline::linear_relu", mutates_args=())
+def _linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch._addmm_activation(bias, x, weight.T)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2], output)
+
+
+def _differentiate(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    x, weight, y = ctx.saved_tensors
+    upstream = upstream * (y > 0)
+    return upstream @ weight, upstream.T @ x, upstream.sum(0)
+
+
+torch.library.register_fake("sightline::linear_relu", lambda x, weight, _: x.new_empty(len(x), len(weight)))
+torch.library.register_autograd("sightline::linear_relu", _differentiate, setup_context=_save)
 
 
 def narrow(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from sightline.config import ModelConfig, PositionsConfig, StackConfig
 from sightline.errors import InputError
 from sightline.model.cache import Cache, LayerCache, Memory
 from sightline.model.initialise import initialise
-from sightline.model.kernels import Dropout, add_and_norm, attention, narrow
+from sightline.model.kernels import Dropout, activated, add_and_norm, attention, narrow
 from sightline.model.mask import Layout, Mask, Packing, SharedRows, SourceLayout, attend_packed, longest_row
 
 __all__ = ["Attend", "DecoderOnly", "EncoderDecoder", "EncoderOnly", "Model", "build"]
@@ -205,7 +205,7 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(config.activation_dropout)
 
     def forward(self, x: Vectors) -> Vectors:
-        return self.outer(self.dropout(self.activation(self.inner(x))))
+        return self.outer(self.dropout(activated(x, self.inner, self.activation)))
 
 
 class Residual(nn.Module):

@@ -199,7 +199,8 @@ def make_step(model: Model, config: Config, world: World, rows: str, steps: int)
     automatic = cuda and torch.cuda.is_bf16_supported()
     bfloat16 = options.precision == "bfloat16" or (options.precision == "auto" and automatic)
     tokens = options.batch_tokens if isinstance(options.batch_tokens, int) else 4096
-    work = 6.0 * sum(p.numel() for p in model.parameters()) * tokens * options.accumulate * steps
+    passes = options.accumulate * (2 if options.r_drop else 1)
+    work = 6.0 * sum(p.numel() for p in model.parameters()) * tokens * passes * steps
     # Compiling takes a quarter of a minute, and makes a step up to twice as fast.
     compiled = cuda and work > 1e16 if options.compile == "auto" else options.compile
     graphs = cuda and world.size == 1 and rows == "shared" if options.graphs == "auto" else options.graphs

@@ -95,7 +95,10 @@ class Step:
         self.scale = torch.zeros((), device=device)
         self.sums = torch.zeros(len(Sums._fields), device=device)
         self.graphs = _Graphs(device) if graphs else None
-        if graphs:
+        # One batch is the whole update: its gradients are made and used up inside one recording, and nothing is added
+        # to them. Otherwise they lie at a fixed place, to which every recording adds.
+        self.at_once = graphs and processes == config.accumulate == 1
+        if graphs and not self.at_once:
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
 
@@ -111,9 +114,14 @@ class Step:
                 torch.manual_seed(seed_of(self.config.seed, step, number))
                 last = place == len(update.batches) - 1
                 with contextlib.nullcontext() if last else self._unsynchronised():
-                    self._run(self._accumulate, batch)
+                    self._run(self._update if self.at_once else self._accumulate, batch)
             self.sums[2] += update.tokens / self.processes
-            self._run(self._move, None)
+            if not self.at_once:
+                self._run(self._move, None)
+
+    def _update(self, batch: Batch) -> None:
+        self._accumulate(batch)
+        self._move(None)
 
     def _accumulate(self, batch: Batch) -> None:
         if self.keys is not None:
@@ -131,7 +139,7 @@ class Step:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, norm)
         for optimizer in self.optimizers:
             optimizer.step()
-            optimizer.zero_grad(set_to_none=self.graphs is None)
+            optimizer.zero_grad(set_to_none=self.at_once or self.graphs is None)
         if self.average:
             moves = torch._foreach_sub([p.detach() for p in self.parameters], self.average)
             torch._foreach_mul_(moves, self.forgetting)
