@@ -45,8 +45,11 @@ def _processor() -> str:
 
 
 def _commit() -> str:
+    """A copy without its history is told by SIGHTLINE_COMMIT what it is a copy of."""
+    if told := os.environ.get("SIGHTLINE_COMMIT"):
+        return told
     try:
         command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("SIGHTLINE_COMMIT", "unknown")
+        return "unknown"

@@ -88,34 +88,35 @@ class _LinearCrossEntropy(torch.autograd.Function):
         pieces = [torch.split(hidden.to(dtype), size) for hidden in passes]
         for target, *xs in zip(torch.split(targets, size), *pieces, strict=True):
             with torch.autocast(device.type, enabled=False):
-                there = (target != PAD).float()
+                share = (target != PAD).float() / len(xs)
                 answers = []
                 for x in xs:
                     logits = F.linear(x, matrix, offset).float()
                     log_probs = logits.log_softmax(-1)
                     norm = logits[:, 0] - log_probs[:, 0]
-                    one = (log_probs.gather(1, target[:, None])[:, 0] * there).sum() / len(xs)
+                    one = log_probs.gather(1, target[:, None])[:, 0] @ share
                     # The mean over all words of the log-probabilities, without looking at each.
-                    every = ((x.float() @ mean + mean_offset - norm) * there).sum() / len(xs)
+                    every = (x.float() @ mean + mean_offset - norm) @ share
                     nll = nll - one
                     smoothed = smoothed - (1 - smoothing) * one - smoothing * every
                     answers.append(log_probs)
-                if len(xs) == 2:
-                    smoothed = smoothed + alpha / 4 * (_apart(*answers) * there).sum()
+                pulls: list[Tensor] = []
+                if len(xs) == 1:
+                    probabilities = [log_probs.exp() if torch.compiler.is_compiling() else log_probs.exp_()]
+                else:
+                    apart, probabilities, pulls = _apart(*answers)
+                    smoothed = smoothed + alpha / 2 * apart @ share
                 if not wanted:
                     continue
-                apart = [alpha / 4 * _towards(p, q) for p, q in (answers, answers[::-1])] if len(xs) == 2 else []
                 for i, x in enumerate(xs):
                     # What the logits get, but for the share of smoothing, which is the same for all words.
-                    gradient = _minus(answers[i], target, 1 - smoothing)
-                    gradient = gradient if len(xs) == 1 else gradient / len(xs)
-                    gradient = (gradient + apart[i] if apart else gradient).to(dtype)
-                    share = smoothing / len(xs)
-                    to_hidden[i].append(((gradient @ matrix - share * mean) * there[:, None]).to(passes[i].dtype))
-                    counted = x * there[:, None].to(dtype)
-                    to_weight = to_weight + gradient.T @ counted - share / words * counted.float().sum(0)
+                    gradient = torch.add(probabilities[i], pulls[i], alpha=alpha / 2) if pulls else probabilities[i]
+                    gradient = _less(gradient, target, 1 - smoothing).to(dtype)
+                    to_hidden[i].append(((gradient @ matrix - smoothing * mean) * share[:, None]).to(passes[i].dtype))
+                    counted = x * share[:, None].to(dtype)
+                    to_weight = to_weight + gradient.T @ counted - smoothing / words * counted.float().sum(0)
                     if to_bias is not None:
-                        to_bias = to_bias + there @ gradient.float() - share / words * there.sum()
+                        to_bias = to_bias + share @ gradient.float() - smoothing / words * share.sum()
         ctx.save_for_backward(to_weight, to_bias, *(torch.cat(found) for found in to_hidden if found))
         ctx.mark_non_differentiable(nll)
         return smoothed, nll
@@ -127,22 +128,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return upstream * to_weight, to_bias, None, None, None, *(upstream * found for found in to_hidden)
 
 
-def _minus(log_probs: Tensor, target: Tensor, amount: float) -> Tensor:
-    """The probabilities, those of the targets less by an amount. Eager, in place of their logarithms. Compiled, it is
-    one pass without that; and torch 2.11's compiler would lose what is written in place inside an autograd function."""
+def _less(values: Tensor, target: Tensor, amount: float) -> Tensor:
+    """These values, those of the targets less by an amount. Eager, in place. Compiled, it is one pass without that; and
+    torch 2.11's compiler would lose what is written in place inside an autograd function."""
     if torch.compiler.is_compiling():
-        word = torch.arange(log_probs.shape[1], device=target.device)
-        return log_probs.exp() - amount * (word == target[:, None])
-    return log_probs.exp_().scatter_add_(1, target[:, None], log_probs.new_full((len(target), 1), -amount))
+        word = torch.arange(values.shape[1], device=target.device)
+        return values - amount * (word == target[:, None])
+    return values.scatter_add_(1, target[:, None], values.new_full((len(target), 1), -amount))
 
 
-def _apart(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p‖q) + KL(q‖p) of each row of log-probabilities."""
-    return ((p.exp() - q.exp()) * (p - q)).sum(-1)
-
-
-def _towards(p: Tensor, q: Tensor) -> Tensor:
-    """The gradient of that with respect to the logits of p."""
-    probability, ratio = p.exp(), p - q
-    divergence = (probability * ratio).sum(-1, keepdim=True)
-    return probability * (ratio - divergence) + probability - q.exp()
+def _apart(p: Tensor, q: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """KL(p‖q) + KL(q‖p) of each row of log-probabilities; both as probabilities; and the gradients of the sum with
+    respect to the logits of both."""
+    a, b, ratio = p.exp(), q.exp(), p - q
+    one, other = (a * ratio).sum(-1, keepdim=True), -(b * ratio).sum(-1, keepdim=True)
+    return (one + other)[:, 0], [a, b], [a * (ratio + (1 - one)) - b, b * ((1 - other) - ratio) - a]
