@@ -24,6 +24,7 @@ __all__ = [
     "DataConfig",
     "ModelConfig",
     "PositionsConfig",
+    "SearchConfig",
     "StackConfig",
     "TrainConfig",
     "explained",
@@ -266,6 +267,58 @@ class TrainConfig(Options):
     """What decides which tested state is best. Models that do not translate are judged by loss."""
     beam: Size = 1
     """Beams of the translations a test makes."""
+
+
+class SearchConfig(Options):
+    """How a trained model writes its answer. The default is the paper's (§6.1): four beams."""
+
+    beams: Annotated[int, Field(gt=0, le=1000, strict=True)] = 4
+    """Hypotheses that grow side by side; 1 is greedy search. With sample: how many samples are drawn."""
+    nbest: Annotated[int, Field(gt=0, le=1000, strict=True)] = 1
+    """How many answers are given, the best first; at most as many as there are beams."""
+    length_penalty: Annotated[float, Field(ge=0, le=10)] = 1.0
+    """α of a finished hypothesis's score, log P(y|x) / |y|^α, where |y| counts the end: 0 is the plain log-probability,
+    which likes short answers; 1 is the mean over tokens; more likes long ones."""
+    coverage_penalty: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """β of Wu et al. (2016, arXiv:1609.08144), equation 14: β · Σ log min(1, attention that a source token got) is added
+    to the score, so that less of the source is forgotten. The attention is that of the last decoder layer, the mean over
+    its heads."""
+    stop: Literal["full", "best"] = "full"
+    """When a sentence is done. full: as many hypotheses have ended as there are beams. best: none that still grows could
+    come to a better score than those that are given, however it goes on; slower."""
+    min_ratio: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """No answer has fewer tokens than this times those of the source."""
+    max_ratio: Annotated[float, Field(gt=0, le=100)] = 2.0
+    """No answer has more tokens than this times those of the source, and max_extra more."""
+    max_extra: Annotated[int, Field(ge=0, le=10**6, strict=True)] = 10
+    """See max_ratio."""
+    groups: Annotated[int, Field(gt=0, le=1000, strict=True)] = 1
+    """Diverse beam search (Vijayakumar et al., 2018, arXiv:1610.02424): the beams are split into so many groups, and each
+    is kept from saying what those before it say."""
+    diversity: Annotated[float, Field(ge=0, le=100)] = 0.5
+    """With groups: what a token loses for each time an earlier group takes it in the same step."""
+    sample: Flag = False
+    """Draw each token by its probability, instead of searching for the best."""
+    temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Divides the scores before a token is drawn: below 1 it dares less, above 1 more."""
+    top_k: Annotated[int, Field(ge=0, lt=10**9, strict=True)] = 0
+    """Draw among so many of the likeliest tokens; 0: among all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draw among the likeliest tokens that have this probability together."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Draw among tokens at least this times as likely as the likeliest."""
+    seed: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 1
+    """Of what is drawn: the same seed draws the same for the same sentence, whatever its neighbours."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.nbest > self.beams:
+            raise ValueError(f"nbest = {self.nbest} answers cannot come from beams = {self.beams}; ask for more beams.")
+        if self.beams % self.groups:
+            raise ValueError(f"beams = {self.beams} cannot be split into groups = {self.groups} of one size.")
+        if self.sample and self.groups > 1:
+            raise ValueError("sample draws every answer by itself; it has no groups.")
+        return self
 
 
 class Config(Options):
