@@ -280,12 +280,12 @@ class SearchConfig(Options):
     """α of a finished hypothesis's score, log P(y|x) / |y|^α, where |y| counts the end: 0 is the plain log-probability,
     which likes short answers; 1 is the mean over tokens; more likes long ones."""
     coverage_penalty: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """β of Wu et al. (2016, arXiv:1609.08144), equation 14: β · Σ log min(1, attention that a source token got) is added
-    to the score, so that less of the source is forgotten. The attention is that of the last decoder layer, the mean over
-    its heads."""
+    """β of Wu et al. (2016, arXiv:1609.08144), equation 14: β · Σ log min(1, attention that a source token got) is
+    added to the score, so that less of the source is forgotten. The attention is that of the last decoder layer, the
+    mean over its heads."""
     stop: Literal["full", "best"] = "full"
-    """When a sentence is done. full: as many hypotheses have ended as there are beams. best: none that still grows could
-    come to a better score than those that are given, however it goes on; slower."""
+    """When a sentence is done. full: as many hypotheses have ended as there are beams. best: none that still grows
+    could come to a better score than those that are given, however it goes on; slower."""
     min_ratio: Annotated[float, Field(ge=0, le=100)] = 0.0
     """No answer has fewer tokens than this times those of the source."""
     max_ratio: Annotated[float, Field(gt=0, le=100)] = 2.0
@@ -293,8 +293,8 @@ class SearchConfig(Options):
     max_extra: Annotated[int, Field(ge=0, le=10**6, strict=True)] = 10
     """See max_ratio."""
     groups: Annotated[int, Field(gt=0, le=1000, strict=True)] = 1
-    """Diverse beam search (Vijayakumar et al., 2018, arXiv:1610.02424): the beams are split into so many groups, and each
-    is kept from saying what those before it say."""
+    """Diverse beam search (Vijayakumar et al., 2018, arXiv:1610.02424): the beams are split into so many groups, and
+    each is kept from saying what those before it say."""
     diversity: Annotated[float, Field(ge=0, le=100)] = 0.5
     """With groups: what a token loses for each time an earlier group takes it in the same step."""
     sample: Flag = False
@@ -313,11 +313,11 @@ class SearchConfig(Options):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.nbest > self.beams:
-            raise ValueError(f"nbest = {self.nbest} answers cannot come from beams = {self.beams}; ask for more beams.")
+            raise ValueError(f"nbest = {self.nbest} answers cannot come from beams = {self.beams}; ask for more beams")
         if self.beams % self.groups:
-            raise ValueError(f"beams = {self.beams} cannot be split into groups = {self.groups} of one size.")
+            raise ValueError(f"beams = {self.beams} cannot be split into groups = {self.groups} of one size")
         if self.sample and self.groups > 1:
-            raise ValueError("sample draws every answer by itself; it has no groups.")
+            raise ValueError("sample draws every answer by itself; it has no groups")
         return self
 
 
