@@ -102,16 +102,17 @@ def score(folder: Path, test: Path, beams: int) -> dict[str, Any]:
     from sacrebleu.metrics import BLEU  # type: ignore[attr-defined]  # noqa: PLC0415
 
     from sightline.checkpoint import load_model, load_tokenizer  # noqa: PLC0415
+    from sightline.config import SearchConfig  # noqa: PLC0415
     from sightline.data.corpus import Table, read_pairs  # noqa: PLC0415
     from sightline.evaluate.scores import scores  # noqa: PLC0415
-    from sightline.search.beam import search_all  # noqa: PLC0415
+    from sightline.search.find import find  # noqa: PLC0415
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model: Any = load_model(folder, device)
     tokenizer = load_tokenizer(folder)
     sources, references = (list(side) for side in zip(*read_pairs(Table(test)), strict=True))
-    found = search_all(model, tokenizer.encode(sources), beams=beams)
-    texts = [tokenizer.decode(best.ids) for best in found]
+    found = find(model, tokenizer.encode(sources), SearchConfig(beams=beams))
+    texts = [tokenizer.decode(best.ids) for (best,) in found]
     (folder / f"{test.name.split('.')[1]}.translated").write_text("\n".join(texts) + "\n")
     tokenised = BLEU(lowercase=True, tokenize="none", force=True)
     anchor = tokenised.corpus_score(moses(texts, "de"), [moses(references, "de")]).score

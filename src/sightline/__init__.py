@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sightline.checkpoint import load_model, save_model
-    from sightline.config import ModelConfig
+    from sightline.config import ModelConfig, SearchConfig
+    from sightline.engine import Engine, load
     from sightline.model.mask import Packing
     from sightline.model.transformer import build
     from sightline.trace.record import tracing
@@ -17,12 +18,26 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["ModelConfig", "Packing", "build", "load_model", "save_model", "tracing", "what_if"]
+__all__ = [
+    "Engine",
+    "ModelConfig",
+    "Packing",
+    "SearchConfig",
+    "build",
+    "load",
+    "load_model",
+    "save_model",
+    "tracing",
+    "what_if",
+]
 
 _HOME = {
+    "Engine": "sightline.engine",
     "ModelConfig": "sightline.config",
     "Packing": "sightline.model.mask",
+    "SearchConfig": "sightline.config",
     "build": "sightline.model.transformer",
+    "load": "sightline.engine",
     "load_model": "sightline.checkpoint",
     "save_model": "sightline.checkpoint",
     "tracing": "sightline.trace.record",

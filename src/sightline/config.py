@@ -29,6 +29,7 @@ __all__ = [
     "TrainConfig",
     "explained",
     "load",
+    "load_search",
     "options",
     "presets",
 ]
@@ -357,6 +358,13 @@ def load(preset: str | None = None, file: Path | str | None = None, sets: Iterab
     for assignment in sets:
         _merge(values, _parse_set(assignment))
     return Config(**values)
+
+
+def load_search(sets: Iterable[str] = (), **given: Any) -> SearchConfig:
+    """Options of a search: those given, overridden by each `a=b` of `sets`."""
+    for assignment in sets:
+        _merge(given, _parse_set(assignment))
+    return SearchConfig(**given)
 
 
 def options(group: type[Options] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from sightline.cli import config, demo, doctor, train
+from sightline.cli import config, demo, doctor, evaluate, score, train, translate
 from sightline.errors import SightlineError
 
 __all__ = ["app", "main"]
@@ -23,6 +23,9 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(train.train)
+app.command()(translate.translate)
+app.command()(score.score)
+app.command()(evaluate.evaluate)
 app.add_typer(config.app, name="config")
 app.command()(doctor.doctor)
 

@@ -27,6 +27,7 @@ __all__ = [
     "Table",
     "Text",
     "lines",
+    "raw_lines",
     "read_dialogues",
     "read_documents",
     "read_pairs",
@@ -108,24 +109,30 @@ def read_dialogues(corpus: Dialogue) -> Iterator[list[str]]:
 def lines(path: Path) -> Iterator[str]:
     """The lines of a text file in UTF-8, without their ends."""
     number = 0
+    for number, raw in enumerate(raw_lines(path), start=1):
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}:{number}: byte {error.start + 1} is not valid UTF-8.") from None
+        if len(line) > LONGEST_LINE:
+            raise InputError(f"{path}:{number}: the line has {len(line):,} characters; {LONGEST_LINE:,} is the limit.")
+        yield line
+    if number == 0:
+        raise InputError(f"{path}: the file is empty.")
+
+
+def raw_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file as they are, plain or compressed."""
+    number = 0
     try:
         with _open(path) as file:
-            for number, raw in enumerate(file, start=1):
-                try:
-                    line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-                except UnicodeDecodeError as error:
-                    raise InputError(f"{path}:{number}: byte {error.start + 1} is not valid UTF-8.") from None
-                if len(line) > LONGEST_LINE:
-                    raise InputError(
-                        f"{path}:{number}: the line has {len(line):,} characters; {LONGEST_LINE:,} is the limit."
-                    )
-                yield line
+            for raw in file:
+                number += 1
+                yield raw
     except (OSError, EOFError, lzma.LZMAError, zstandard.ZstdError) as error:
         reason = getattr(error, "strerror", None) or str(error) or "the file is cut short"
         where = f"{path}:{number + 1}" if number else str(path)
         raise InputError(f"{where}: cannot be read: {reason}.") from None
-    if number == 0:
-        raise InputError(f"{path}: the file is empty.")
 
 
 def _open_zst(path: Path) -> IO[bytes]:

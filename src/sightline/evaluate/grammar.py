@@ -2,9 +2,10 @@
 
 from typing import NamedTuple
 
+from sightline.config import SearchConfig
 from sightline.data.builtin import Pair, Split, generate
 from sightline.model.transformer import EncoderDecoder
-from sightline.search.beam import search_all
+from sightline.search.find import find
 from sightline.text.tokenizer import Tokenizer
 
 __all__ = ["Grammar", "grammar", "translations"]
@@ -30,7 +31,7 @@ def grammar(model: EncoderDecoder, tokenizer: Tokenizer, split: Split = "test", 
 
 def translations(model: EncoderDecoder, tokenizer: Tokenizer, sources: list[str]) -> list[str]:
     """What the model says, token by token the best."""
-    return [tokenizer.decode(best.ids) for best in search_all(model, tokenizer.encode(sources))]
+    return [tokenizer.decode(best.ids) for (best, *_) in find(model, tokenizer.encode(sources), SearchConfig(beams=1))]
 
 
 def _wanted(pair: Pair) -> str | None:

@@ -4,7 +4,7 @@ Marian (the paper's encoder-decoder, which OPUS-MT ships), BERT and GPT-2. A con
 not compute is refused by name rather than half understood.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,9 @@ from torch import Tensor
 from sightline.checkpoint import fill
 from sightline.config import ModelConfig, PositionsConfig, StackConfig
 from sightline.errors import ConfigError
-from sightline.model.transformer import Model, build
+from sightline.model.transformer import EncoderDecoder, Model, build
 
-__all__ = ["from_hugging_face"]
+__all__ = ["from_hugging_face", "renumbered"]
 
 Weights = dict[str, Tensor]
 
@@ -39,6 +39,20 @@ def from_hugging_face(model: Any) -> Model:
     config, weights = converters[kind](model.config, dict(model.state_dict()))
     ours = build(config)
     fill(ours, weights, type(model).__name__)
+    return ours.eval()
+
+
+def renumbered(model: EncoderDecoder, own: Sequence[int]) -> EncoderDecoder:
+    """The same model with other numbers for its tokens: `own` has, for each new one, the number it had. A number may
+    come twice (Marian begins with padding: it is START as well as PAD)."""
+    config = model.config.model_copy(update={"vocab_size": len(own), "source_vocab_size": None})
+    ours, order = EncoderDecoder(config), torch.tensor(own)
+    weights = dict(model.state_dict())
+    for name in ("encoder.embedding.tokens.weight", "decoder.embedding.tokens.weight", "classifier.weight"):
+        weights[name] = weights[name][order]
+    if "classifier.bias" in weights:
+        weights["classifier.bias"] = weights["classifier.bias"][order]
+    ours.load_state_dict(weights)
     return ours.eval()
 
 

@@ -95,6 +95,15 @@ class Cache:
             kept[:, :, :, : self.reach] = kept[:, rows, :, : self.reach]
         self.lengths.copy_(self.lengths[rows])
 
+    def keep(self, sentences: Int[Tensor, " kept"]) -> None:
+        """Go on with these sentences alone, each with its beams."""
+        beams = len(self.lengths) // len(self.memory[0].keys)
+        rows = (sentences[:, None] * beams + torch.arange(beams, device=sentences.device)).flatten()
+        self.keys, self.values, self.lengths = self.keys[:, rows], self.values[:, rows], self.lengths[rows]
+        for i, (keys, values, mask) in enumerate(self.memory):
+            allowed = None if mask.allowed is None else mask.allowed[sentences]
+            self.memory[i] = Memory(keys[sentences], values[sentences], mask._replace(allowed=allowed))
+
 
 class LayerCache(NamedTuple):
     """One decoder layer's part of the cache, and where in it this step writes."""

@@ -3,134 +3,208 @@ search.
 
 The score of a finished hypothesis y is log P(y|x) / |y|^α, where |y| counts the end and α is the length penalty: 0 is
 the plain log-probability, which likes short sentences; 1 is the mean over tokens.
+
+A sentence's beams may be split into groups (diverse beam search). Each group is a pool: it has its own hypotheses,
+those that grow and the best that have ended, and only sees the others in what they keep it from saying.
 """
 
 import math
-from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sightline.model.cache import Cache
-from sightline.model.transformer import EncoderDecoder
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN
+from sightline.config import SearchConfig
+from sightline.search.hypothesis import Hypothesis
+from sightline.search.rules import Rules
+from sightline.search.scorer import highest
+from sightline.text.tokenizer import END, PAD, START
 
-__all__ = ["Hypothesis", "search", "search_all"]
-
-
-class Hypothesis(NamedTuple):
-    """One finished answer."""
-
-    ids: list[int]
-    """Without start and end."""
-    score: float
+__all__ = ["Beams"]
 
 
-def search_all(
-    model: EncoderDecoder,
-    sources: Sequence[Sequence[int]],
-    *,
-    beams: int = 1,
-    length_penalty: float = 1.0,
-    budget: int = 16_384,
-) -> list[Hypothesis]:
-    """The best answer for every source (ids without END), in their order. Sources of like length are searched together,
-    at most `budget` tokens of hypotheses at a time."""
-    found: list[Hypothesis | None] = [None] * len(sources)
-    for batch in _by_length(sources, budget // beams):
-        ids = torch.full((len(batch), len(sources[batch[0]]) + 1), PAD)
-        for row, i in zip(ids, batch, strict=True):
-            row[: len(sources[i]) + 1] = torch.tensor([*sources[i], END])
-        ids = ids.to(model.classifier.weight.device)
-        for i, best in zip(batch, search(model, ids, beams=beams, length_penalty=length_penalty), strict=True):
-            found[i] = best
-    return [best for best in found if best is not None]
+class Chosen(NamedTuple):
+    """The best continuations of every pool, best first: somewhat more than it has beams."""
+
+    total: Float[Tensor, "pools best"]
+    """Log-probability of the whole hypothesis."""
+    log_prob: Float[Tensor, "pools best"]
+    """Of the new token alone."""
+    token: Int[Tensor, "pools best"]
+    row: Int[Tensor, "pools best"]
+    """The hypothesis that it continues."""
 
 
-def _by_length(sources: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
-    order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))  # the longest of a batch comes first
-    while order:
-        count = max(1, budget // (len(sources[order[0]]) + 1))
-        yield order[:count]
-        order = order[count:]
+class Beams:
+    """The hypotheses of a batch of sentences. Rows are beams; those of a pool are neighbours, as are those of a
+    sentence."""
 
-
-@torch.no_grad()
-def search(
-    model: EncoderDecoder, source: Int[Tensor, "batch source"], *, beams: int, length_penalty: float
-) -> list[Hypothesis]:
-    """The best answer for each row of sources, padded on the right, each ending in END."""
-    layout = source != PAD
-    limits = (2 * layout.sum(1) + 10).clamp(max=model.config.positions.max_length)
-    longest = min(2 * source.shape[1] + 10, model.config.positions.max_length)
-    cache = model.new_cache(model.encoder(source, layout), layout, capacity=longest, beams=beams)
-    state = _State(limits, beams, longest, length_penalty)
-    for length in range(1, longest + 1):
-        log_probs = model.step(state.tokens[:, length - 1 : length], cache)[:, -1].float().log_softmax(-1)
-        state.grow(log_probs, length, cache)
-        if length % 4 == 0 and state.done():  # asking the device costs a wait
-            break
-    return state.answers()
-
-
-class _State:
-    """The living hypotheses of a batch, and the best finished ones. Rows are beams, neighbours in a sentence."""
-
-    def __init__(self, limits: Int[Tensor, " sentences"], beams: int, longest: int, length_penalty: float) -> None:
-        self.limits, self.beams, self.penalty = limits, beams, length_penalty
-        sentences, device = len(limits), limits.device
-        shape = (sentences, beams)
-        self.tokens: Int[Tensor, "rows length"] = torch.full((sentences * beams, longest + 1), START, device=device)
-        self.living: Float[Tensor, "sentences beams"] = torch.full(shape, -math.inf, device=device)
+    def __init__(self, rules: Rules, config: SearchConfig, source: Bool[Tensor, "sentences source"]) -> None:
+        """`source`: where the sources have tokens."""
+        self.rules, self.config, device = rules, config, source.device
+        self.width = config.beams // config.groups
+        pools, longest = len(source) * config.groups, rules.longest
+        shape = (pools, self.width)
+        self.tokens: Int[Tensor, "rows length"] = torch.full((pools * self.width, 1), START, device=device)
+        self.log_probs: Float[Tensor, "rows length"] = torch.zeros(pools * self.width, 0, device=device)
+        self.living: Float[Tensor, "pools width"] = torch.full(shape, -math.inf, device=device)
         self.living[:, 0] = 0.0  # all beams begin alike: only one of them counts
-        self.finished: Float[Tensor, "sentences beams"] = torch.full(shape, -math.inf, device=device)
-        self.endings: Int[Tensor, "sentences beams length"] = torch.full((*shape, longest), PAD, device=device)
+        self.finished: Float[Tensor, "pools width"] = torch.full(shape, -math.inf, device=device)
+        self.endings: Int[Tensor, "pools width longest"] = torch.full((*shape, longest), PAD, device=device)
+        self.ending_log_probs: Float[Tensor, "pools width longest"] = torch.zeros(*shape, longest, device=device)
+        self.over: Bool[Tensor, " pools"] = torch.zeros(pools, dtype=torch.bool, device=device)
+        self.margin: Float[Tensor, " pools"] = torch.full((pools,), math.inf, device=device)
+        """How near any decision was to falling differently."""
+        self.source = source
+        self.covered: Tensor | None = None
+        """Attention that each source token has got, where that counts."""
 
-    def grow(self, log_probs: Float[Tensor, "rows vocab"], length: int, cache: Cache) -> None:
-        """Add one token to every hypothesis: its own best ones compete with those of the other beams."""
-        sentences, vocab = len(self.living), log_probs.shape[1]
-        log_probs[:, PAD] = log_probs[:, START] = log_probs[:, UNKNOWN] = -math.inf  # these are no words
-        full = (self.limits <= length).repeat_interleave(self.beams)[:, None]  # there is room for the end only
-        log_probs = log_probs.masked_fill(full & (torch.arange(vocab, device=full.device) != END), -math.inf)
-        totals = self.living[:, :, None] + log_probs.view(sentences, self.beams, vocab)
-        # Twice as many as there are beams: however many of them end, enough go on.
-        best, where = totals.flatten(1).topk(min(2 * self.beams, self.beams * vocab), dim=1)
-        beam, token = where // vocab, where % vocab
-        rows = beam + torch.arange(0, sentences * self.beams, self.beams, device=beam.device)[:, None]
+    def grow(
+        self,
+        scores: Float[Tensor, "rows vocab"],
+        norm: Float[Tensor, " rows"],
+        attention: Float[Tensor, "rows source"] | None = None,
+    ) -> Int[Tensor, " rows"]:
+        """Add one token to every hypothesis: its own best ones compete with those of the other beams. Returns the rows
+        that each row goes on from."""
+        self.rules.apply(scores, self.tokens)
+        length, width = self.tokens.shape[1], self.width
+        if attention is not None:
+            self.covered = attention if self.covered is None else self.covered + attention
+        best = self._choose(scores, norm)
+        ends = (best.token == END) & (best.total > -math.inf)
+        self._note_ties(best, ends)
+        if best.total.is_cuda or bool(ends[:, :width].any()):  # asking a GPU costs a wait
+            self._finish(best, ends, length)
+        going = torch.where(ends, -math.inf, best.total)
+        self.living, chosen = going.topk(width, dim=1)
+        rows = best.row.gather(1, chosen).flatten()
+        self.tokens = torch.cat([self.tokens[rows], best.token.gather(1, chosen).view(-1, 1)], 1)
+        self.log_probs = torch.cat([self.log_probs[rows], best.log_prob.gather(1, chosen).view(-1, 1)], 1)
+        self.covered = None if self.covered is None else self.covered[rows]
+        self.over |= self._is_over()
+        self.living = self.living.masked_fill(self.over[:, None], -math.inf)  # whatever its neighbours still do
+        return rows
 
-        ends = token == END
-        score = torch.where(ends, best / length**self.penalty, -math.inf)
-        self._finish(score[:, : self.beams], rows[:, : self.beams], length)  # an end must rank among the beams to count
+    def _choose(self, scores: Tensor, norm: Tensor) -> Chosen:
+        """Twice as many as there are beams, and one more: however many of them end, enough go on, and the best of those
+        that do not is seen too."""
+        width, groups = self.width, self.config.groups
+        others = self.config.beams if groups > 1 else 0  # so many tokens may have been taken by earlier groups
+        value, token = highest(scores, 2 * width + 1 + others)
+        log_prob = value - norm[:, None]
+        total = self.living.view(-1, 1) + log_prob
+        each, pools = token.shape[1], len(self.living)
+        total, log_prob, token = (x.reshape(pools, -1) for x in (total, log_prob, token))
+        count = min(2 * width + 1, total.shape[1])
+        found = total.topk(count, dim=1).indices if groups == 1 else self._diverse(total, token, count)
+        row = found // each + torch.arange(0, pools * width, width, device=found.device)[:, None]
+        return Chosen(total.gather(1, found), log_prob.gather(1, found), token.gather(1, found), row)
 
-        best = torch.where(ends, -math.inf, best)
-        self.living, chosen = best.topk(self.beams, dim=1)
-        over = self.finished[:, -1] > -math.inf  # as many as there are beams: the sentence has its answer,
-        self.living.masked_fill_(over[:, None], -math.inf)  # whatever its neighbours still do
-        rows = rows.gather(1, chosen).flatten()
-        self.tokens = self.tokens[rows]
-        self.tokens[:, length] = token.gather(1, chosen).flatten()
-        if self.beams > 1:
-            cache.reorder(rows)
+    def _diverse(self, total: Tensor, token: Tensor, count: int) -> Int[Tensor, "pools best"]:
+        """Group after group; a token costs as often as it was taken before."""
+        shape = (-1, self.config.groups, total.shape[1])
+        total, token = total.view(shape), token.view(shape)
+        taken, found = token[:, 0, :0], []
+        for group in range(self.config.groups):
+            cost = (token[:, group, :, None] == taken[:, None]).sum(2) * self.config.diversity
+            best = (total[:, group] - cost).topk(count, dim=1).indices
+            taken = torch.cat([taken, token[:, group].gather(1, best[:, : self.width])], 1)
+            found.append(best)
+        return torch.stack(found, 1).flatten(0, 1)
 
-    def _finish(
-        self, score: Float[Tensor, "sentences beams"], rows: Int[Tensor, "sentences beams"], length: int
-    ) -> None:
-        """Keep the best finished hypotheses of each sentence."""
-        texts = self.tokens[rows][:, :, 1:].clone()
-        texts[:, :, length - 1 :] = PAD
-        self.finished, kept = torch.cat([self.finished, score], 1).topk(self.beams, dim=1)
-        texts = torch.cat([self.endings, texts], 1)
-        self.endings = texts.gather(1, kept[:, :, None].expand(-1, -1, texts.shape[2]))
+    def _note_ties(self, best: Chosen, ends: Bool[Tensor, "pools best"]) -> None:
+        """Two decisions are made on totals: which ends rank among the beams, and which of the others go on."""
+        width, total = self.width, best.total
+        if total.shape[1] <= width:
+            return
+        across = torch.where(torch.arange(total.shape[1], device=total.device) < width, width, width - 1)
+        near = (total - total[:, across]).abs().masked_fill(~ends, math.inf).amin(1)
+        going = torch.where(ends, -math.inf, total).sort(1, descending=True).values
+        cut = going[:, width - 1] - going[:, width]
+        self._note(torch.minimum(near, cut))
 
-    def done(self) -> bool:
-        """No hypothesis lives. (With one beam: the best next token of every sentence was the end.)"""
-        return bool((self.living == -math.inf).all())
+    def _note(self, gap: Float[Tensor, " pools"]) -> None:
+        """-inf is further from anything than any gap, and what is over decides nothing."""
+        gap = torch.where(gap.isnan() | self.over, math.inf, gap)
+        self.margin = torch.minimum(self.margin, gap)
 
-    def answers(self) -> list[Hypothesis]:
-        """The best finished hypothesis of every sentence."""
-        return [
-            Hypothesis([i for i in ids if i != PAD], score)
-            for ids, score in zip(self.endings[:, 0].tolist(), self.finished[:, 0].tolist(), strict=True)
-        ]
+    def _finish(self, best: Chosen, ends: Tensor, length: int) -> None:
+        """Keep the best finished hypotheses of each pool. An end must rank among the beams to count."""
+        width = self.width
+        ends = ends[:, :width] & ~self.over[:, None]
+        rows = best.row[:, :width]
+        score = best.total[:, :width] / length**self.config.length_penalty
+        if self.covered is not None:
+            source = self.source.repeat_interleave(self.config.beams, 0)
+            logs = self.covered.clamp(1e-9, 1).log().masked_fill(~source, 0.0).sum(1)
+            score = score + self.config.coverage_penalty * logs[rows]
+        score = score.masked_fill(~ends, -math.inf)
+        ranked, kept = torch.cat([self.finished, score], 1).sort(1, descending=True)
+        if self.config.nbest == width:
+            self._note((ranked[:, width - 1] - ranked[:, width]) * length**self.config.length_penalty)
+        self.finished, kept = ranked[:, :width], kept[:, :width, None].expand(-1, -1, self.endings.shape[2])
+        room = self.endings.shape[2] - length
+        texts = torch.nn.functional.pad(self.tokens[rows][:, :, 1:], (0, room + 1), value=PAD)
+        log_probs = torch.cat([self.log_probs[rows], best.log_prob[:, :width, None]], 2)
+        log_probs = torch.nn.functional.pad(log_probs, (0, room))
+        self.endings = torch.cat([self.endings, texts], 1).gather(1, kept)
+        self.ending_log_probs = torch.cat([self.ending_log_probs, log_probs], 1).gather(1, kept)
+
+    def _is_over(self) -> Bool[Tensor, " pools"]:
+        """Nothing grows any more, or nothing more can come of it (`SearchConfig.stop`)."""
+        highest_living = self.living.amax(1)
+        if self.config.stop == "full":
+            done = self.finished[:, -1] > -math.inf
+        else:  # a total only falls, and is divided by the limit's length at most
+            limits = self.rules.limits.repeat_interleave(self.config.groups)
+            given = min(self.config.nbest, self.width)
+            done = self.finished[:, given - 1] >= highest_living / limits**self.config.length_penalty
+        return done | (highest_living == -math.inf)
+
+    def done(self) -> Bool[Tensor, " sentences"]:
+        """Which sentences are over."""
+        return self.over.view(-1, self.config.groups).all(1)
+
+    def keep(self, sentences: Int[Tensor, " kept"]) -> None:
+        """Go on with these sentences alone."""
+        pools = _spread(sentences, self.config.groups)
+        rows = _spread(pools, self.width)
+        self.tokens, self.log_probs, self.source = self.tokens[rows], self.log_probs[rows], self.source[sentences]
+        self.living, self.finished, self.over = self.living[pools], self.finished[pools], self.over[pools]
+        self.endings, self.ending_log_probs = self.endings[pools], self.ending_log_probs[pools]
+        self.margin = self.margin[pools]
+        self.covered = None if self.covered is None else self.covered[rows]
+        self.rules.keep(sentences)
+
+    def answers(self) -> list[tuple[list[Hypothesis], float]]:
+        """The best finished hypotheses of each sentence, and how near it was that others had been found."""
+        groups, given = self.config.groups, self.config.nbest
+        score, order = self.finished.reshape(-1, self.config.beams).sort(1, descending=True)
+        texts = self.endings.reshape(*order.shape, -1).gather(
+            1, order[:, :, None].expand(-1, -1, self.endings.shape[2])
+        )
+        log_probs = self.ending_log_probs.reshape(texts.shape).gather(1, order[:, :, None].expand(texts.shape))
+        scale = ((texts != PAD).sum(2) + 1)[:, :given] ** self.config.length_penalty  # ties are of totals
+        gaps = ((score[:, :given] - _next(score, given)) * scale).nan_to_num(math.inf).amin(1)
+        margin = torch.minimum(self.margin.view(-1, groups).amin(1), gaps)
+        found = []
+        for s, t, lp, m in zip(score.tolist(), texts.tolist(), log_probs.tolist(), margin.tolist(), strict=True):
+            seen: dict[tuple[int, ...], Hypothesis] = {}
+            for one, ids, logs in zip(s, t, lp, strict=True):
+                if one > -math.inf and len(seen) < given:
+                    text = tuple(i for i in ids if i != PAD)
+                    seen.setdefault(text, Hypothesis(list(text), one, logs[: len(text) + 1]))
+            found.append((list(seen.values()) or [Hypothesis([], -math.inf, [])], m))  # all was forbidden
+        return found
+
+
+def _next(score: Tensor, count: int) -> Tensor:
+    """The score after each of the first few; -inf after the last."""
+    return torch.nn.functional.pad(score[:, 1 : count + 1], (0, max(0, count + 1 - score.shape[1])), value=-math.inf)
+
+
+def _spread(numbers: Int[Tensor, " n"], times: int) -> Int[Tensor, " m"]:
+    """The numbers of the parts, where each thing has so many."""
+    return (numbers[:, None] * times + torch.arange(times, device=numbers.device)).flatten()

@@ -21,6 +21,7 @@ from sightline.data.feed import Feed
 from sightline.data.store import Cleaning, Store, Weighted, prepare, prepare_dialogues, prepare_texts
 from sightline.errors import CheckpointError, InputError
 from sightline.model.transformer import Model, build
+from sightline.text.split import split
 from sightline.text.tokenizer import Tokenizer, suggest_vocab_size
 from sightline.train.budget import find_budget
 from sightline.train.distributed import World
@@ -102,7 +103,7 @@ def train_files(request: Request, tell: Sink, note: Note = lambda _: None, score
         if not request.resume:  # all that can be wrong with the input has been found by now
             config = _measure(config, world, note)
             forget(folder)
-            _write(folder, request, config, tokenizer)
+            _write(folder, request, config, tokenizer, stores[0])
         world.from_main(config)
         if not begun:
             _warn_of_leaks(stores[0], tell)
@@ -288,19 +289,31 @@ def _warn_of_leaks(store: Store, tell: Sink) -> None:
         )
 
 
-def _write(folder: Path, request: Request, config: Config, tokenizer: Tokenizer) -> None:
-    about = {
+def _write(folder: Path, request: Request, config: Config, tokenizer: Tokenizer, store: Store) -> None:
+    about: dict[str, Any] = {
         "config": config.model_dump(mode="json"),
         "train": request.train._asdict(),
         "valid": request.valid._asdict(),
         "start": request.start,
     }
+    if store.source is not None:
+        about["usual_length"] = _usual_length(store, tokenizer)
     # In this order: where there is a run.json, there is all that it needs.
     files = {"tokenizer.model": tokenizer.model, "run.json": json.dumps(about, indent=2).encode() + b"\n"}
     try:
         write_whole(folder, files)
     except OSError as error:
         raise CheckpointError(f"{folder}: the run cannot be written: {error.strerror}.") from None
+
+
+def _usual_length(store: Store, tokenizer: Tokenizer) -> int:
+    """Tokens that sources have here. A longer text is translated sentence by sentence, later on; and any text, where
+    sources here are single sentences."""
+    assert store.source is not None  # noqa: S101 - who asks has seen it
+    some = range(0, len(store), max(1, len(store) // 1000))
+    texts = [tokenizer.decode(store.source[i]) for i in some]
+    several = [len(split(text, lambda texts: [len(text) for text in texts], 10**9, 1)) > 1 for text in texts]
+    return int(np.quantile(store.source.lengths, 0.99)) if np.mean(several) > 0.02 else 1
 
 
 def _reopen(request: Request) -> tuple[Request, Config]:

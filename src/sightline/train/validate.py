@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sightline.config import SearchConfig
 from sightline.data.feed import Feed, Place
 from sightline.data.store import Store
 from sightline.model.transformer import EncoderDecoder, Model
-from sightline.search.beam import search_all
+from sightline.search.find import find
 from sightline.text.tokenizer import Tokenizer
 from sightline.train.step import Objective
 
@@ -70,10 +71,10 @@ class Validation:
                     return Result(loss, {}, [])
                 # Longer sources than the model can read are answered as far as it can.
                 limit = model.config.positions.max_length - 1
-                found = search_all(model, [ids[:limit] for ids in self.sources], beams=self.beams)
+                found = find(model, [ids[:limit] for ids in self.sources], SearchConfig(beams=self.beams))
         finally:
             model.train(training)
-        texts = [self.tokenizer.decode(best.ids) for best in found]
+        texts = [self.tokenizer.decode(best.ids) for (best, *_) in found]
         scores = self.score(texts, [reference for _, reference in self.pairs]) if self.score else {}
         samples = [(*pair, text) for pair, text in zip(self.pairs[:SAMPLES], texts, strict=False)]
         return Result(loss, scores, samples)

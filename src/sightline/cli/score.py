@@ -1,0 +1,34 @@
+"""`sightline score`: how probable given translations are."""
+
+import itertools
+import json
+from typing import Annotated
+
+import typer
+
+WINDOW = 2048
+
+
+def score(
+    model: Annotated[str, typer.Argument(help="The folder of a trained model.")],
+    source: Annotated[str, typer.Option(help="Source text, a sentence a line.")],
+    target: Annotated[str, typer.Option(help="Its translation, line by line.")],
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line, with every token.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the best there is.")] = "auto",
+) -> None:
+    """Print the log-probability of each pair, and at the end the perplexity of all (to standard error)."""
+    import math
+    from pathlib import Path
+
+    from sightline.data.corpus import Parallel, read_pairs
+    from sightline.engine import load
+
+    engine = load(model, device=device)
+    total, tokens = 0.0, 0
+    pairs = iter(read_pairs(Parallel(Path(source), Path(target))))
+    while window := list(itertools.islice(pairs, WINDOW)):
+        sources, targets = zip(*window, strict=True)
+        for one in engine.score(sources, targets):
+            total, tokens = total + one.log_prob, tokens + len(one.log_probs)
+            typer.echo(json.dumps(one._asdict(), ensure_ascii=False) if as_json else f"{one.log_prob:.4f}")
+    typer.echo(f"{tokens:,} tokens, perplexity {math.exp(-total / max(tokens, 1)):.3f}", err=True)

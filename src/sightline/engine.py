@@ -1,0 +1,242 @@
+"""The one object everyone uses: raw text goes in, raw text comes out, and every number in between can be looked at.
+
+engine = sightline.load("runs/mine")
+engine.translate(["Hi, how are you?"], beam=4)[0].text
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from sightline.checkpoint import load_model, load_tokenizer
+from sightline.config import SearchConfig
+from sightline.errors import InputError
+from sightline.model.transformer import EncoderDecoder
+from sightline.search.find import find, stream
+from sightline.search.hypothesis import Hypothesis, Wish
+from sightline.search.score import force
+from sightline.text.split import Piece, gap, join, split
+from sightline.text.stream import TextStream
+from sightline.text.tokenizer import END, START, Tokenizer
+from sightline.trace.record import Trace, tracing
+from sightline.trace.what_if import what_if
+
+__all__ = ["Engine", "Scored", "Translation", "load"]
+
+WINDOW = 4096
+"""Lines of a long text that are sorted by length together."""
+LONGEST = 250
+"""Tokens of a source beyond which even a sentence is split: models rarely see longer ones in training."""
+USUAL = 64
+"""Tokens up to which sentences are translated together, where it is not known what the model has learnt from."""
+
+
+class Translation(NamedTuple):
+    """An answer to one text."""
+
+    text: str
+    score: float
+    """log P(y|x) / |y|^α (`SearchConfig.length_penalty`); of a text that was split, the mean over its parts."""
+    tokens: list[str]
+    """The sub-words it was written in."""
+    log_probs: list[float]
+    """Of each token, and of the end after it."""
+    alternatives: list["Translation"] = []  # noqa: RUF012 - never changed
+    """With nbest: the next best ones."""
+
+
+class Scored(NamedTuple):
+    """How probable a given answer is."""
+
+    log_prob: float
+    tokens: list[str]
+    log_probs: list[float]
+    """Of each token, and of the end after it."""
+
+
+class Engine:
+    """A trained translator, or several that vote."""
+
+    def __init__(self, models: Sequence[EncoderDecoder], tokenizer: Tokenizer, usual: int = USUAL) -> None:
+        """`usual`: tokens that sources had in training. Sentences that have more together are translated one by one."""
+        self.models = [model.eval() for model in models]
+        self.tokenizer, self.usual = tokenizer, usual
+        self.room = min(model.config.positions.max_length for model in models) - 1
+        """Tokens of a source, without its end."""
+
+    @property
+    def model(self) -> EncoderDecoder:
+        """The model; of several, the first."""
+        return self.models[0]
+
+    def translate(
+        self,
+        texts: str | Sequence[str],
+        *,
+        beam: int = 4,
+        prefix: str | Sequence[str] | None = None,
+        without: Sequence[str] = (),
+        **options: Any,
+    ) -> list[Translation]:
+        """The translation of every text, in order. `options` are those of `SearchConfig` (nbest, length_penalty,
+        sample, temperature, ...); `prefix`: how the answer must begin, for all or for each; `without`: words it must
+        not have.
+
+        A text with several lines, or one that is too long, is translated in parts and put together again.
+        """
+        config = SearchConfig(beams=beam, **options)
+        return self.search([texts] if isinstance(texts, str) else texts, config, prefix=prefix, without=without)
+
+    def search(
+        self,
+        texts: Sequence[str],
+        config: SearchConfig,
+        *,
+        prefix: str | Sequence[str] | None = None,
+        without: Sequence[str] = (),
+    ) -> list[Translation]:
+        """The same, all options in one."""
+        prefixes = [prefix or ""] * len(texts) if prefix is None or isinstance(prefix, str) else list(prefix)
+        if len(prefixes) != len(texts):
+            raise InputError(f"there are {len(prefixes)} prefixes and {len(texts)} texts; each text needs one.")
+        banned, begun = self._words(without), self.tokenizer.encode(prefixes)
+        pieces, sources, wishes = self._pieces(texts), [], []
+        for parts, first in zip(pieces, begun, strict=True):
+            some = [part.text for part in parts if part.text]
+            if first and len(some) > 1:
+                raise InputError("a prefix is for a text of one part, and this one is translated in several.")
+            sources += some
+            wishes += [Wish(first, banned)] * len(some)
+        found = iter(find(self.models, self.tokenizer.encode(sources), config, wishes))
+        return [self._together(parts, [next(found) if part.text else [] for part in parts]) for parts in pieces]
+
+    def translate_lines(self, lines: Iterable[str], *, window: int = WINDOW, **options: Any) -> Iterator[Translation]:
+        """The translations of any number of lines, in order, in constant memory: a window of them at a time."""
+        rest = iter(lines)
+        while batch := list(islice(rest, window)):
+            yield from self.translate(batch, **options)
+
+    def stream(self, text: str, *, prefix: str = "", without: Sequence[str] = (), **options: Any) -> Iterator[str]:
+        """The translation piece by piece, each as soon as it is sure: of greedy search, or with sample=True of a
+        sample."""
+        config = SearchConfig(**{"beams": 1, **options})
+        if len(self.models) > 1:
+            raise InputError("several models that vote cannot be streamed; load one of them.")
+        wish = Wish(self.tokenizer.encode([prefix])[0], self._words(without))
+        parts = self._pieces([text])[0]
+        for number, part in enumerate(parts, 1):
+            said = ""
+            if part.text:
+                words = TextStream(self.tokenizer)
+                for token in stream(self.model, self.tokenizer.encode([part.text])[0], config, wish):
+                    new = words.push(token)
+                    said += new
+                    yield from [new] if new else []
+                rest = words.finish()
+                said += rest
+                yield from [rest] if rest else []
+            between = gap(part, said) if number < len(parts) else part.gap
+            yield from [between] if between else []
+
+    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[Scored]:
+        """How probable each target is as the translation of its source, token by token."""
+        if len(sources) != len(targets):
+            raise InputError(f"there are {len(sources)} sources and {len(targets)} targets; they come in pairs.")
+        given, wanted = self.tokenizer.encode(sources), self.tokenizer.encode(targets)
+        for number, (ids, answer) in enumerate(zip(given, wanted, strict=True), 1):
+            if max(len(ids), len(answer)) > self.room:
+                raise InputError(f"pair {number} is too long: the model takes at most {self.room} tokens a side.")
+        return [
+            Scored(sum(log_probs), self.tokenizer.pieces(ids), log_probs)
+            for ids, log_probs in zip(wanted, force(self.models, given, wanted), strict=True)
+        ]
+
+    def trace(self, text: str, target: str | None = None, **options: Any) -> Trace:
+        """Everything that goes on in the model when it writes `target` for `text`, by dotted name; without a target,
+        when it writes its own translation. One pass shows every step."""
+        target = self.translate(text, **options)[0].text if target is None else target
+        source, answer = self.tokenizer.encode([text, target])
+        if max(len(source), len(answer)) > self.room:
+            raise InputError(f"only texts of at most {self.room} tokens can be traced.")
+        source_ids, target_ids = [*source, END], [START, *answer]
+        device = self.model.classifier.weight.device
+        with torch.no_grad(), tracing(self.model) as trace:
+            self.model(torch.tensor([source_ids], device=device), torch.tensor([target_ids], device=device))
+        trace.tokens = {"source": self.tokenizer.pieces(source_ids), "target": self.tokenizer.pieces(target_ids)}
+        return trace.sentence(0)
+
+    @contextlib.contextmanager
+    def what_if(self, **changes: Any) -> Iterator[None]:
+        """Inside the block the model is changed, as `sightline.what_if` says; outside it is as it was."""
+        with contextlib.ExitStack() as stack:
+            for model in self.models:
+                stack.enter_context(what_if(model, **changes))
+            yield
+
+    def _pieces(self, texts: Sequence[str]) -> list[list[Piece]]:
+        """What the model reads at a time: most texts are one piece."""
+        limit = min(LONGEST, self.room)
+        usual = min(self.usual, limit)
+        return [
+            [Piece(text, "")]
+            if length <= usual and text.split() == text.split(" ")
+            else split(text, self._lengths, limit, usual)
+            for text, length in zip(texts, self._lengths(texts), strict=True)
+        ]
+
+    def _lengths(self, texts: Sequence[str]) -> list[int]:
+        return [len(ids) for ids in self.tokenizer.encode(texts)]
+
+    def _words(self, words: Sequence[str]) -> list[list[int]]:
+        """Words inside a sentence, as the vocabulary cuts them."""
+        return [ids for ids in self.tokenizer.encode(words) if ids]
+
+    def _together(self, parts: Sequence[Piece], found: Sequence[list[Hypothesis]]) -> Translation:
+        """The answer to a text from those to its parts: the best of all, then the second best of all, ..."""
+        ranks = max((len(each) for each in found), default=0)
+        answers = []
+        for rank in range(max(ranks, 1)):
+            each = [hypotheses[min(rank, len(hypotheses) - 1)] if hypotheses else None for hypotheses in found]
+            texts = [self.tokenizer.decode(one.ids) if one else "" for one in each]
+            there = [one for one in each if one]
+            answers.append(
+                Translation(
+                    join(parts, texts),
+                    sum(one.score for one in there) / len(there) if there else 0.0,
+                    [token for one in there for token in self.tokenizer.pieces(one.ids)],
+                    [log_prob for one in there for log_prob in one.log_probs],
+                )
+            )
+        return answers[0]._replace(alternatives=answers[1:])
+
+
+def load(path: str | Path | Sequence[str | Path], *, device: str = "auto") -> Engine:
+    """Open a trained model by its folder, or several of one vocabulary, which then vote."""
+    paths = [path] if isinstance(path, str | Path) else list(path)
+    if not paths:
+        raise InputError("there is no model to load; name its folder.")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    tokenizers = [load_tokenizer(each) for each in paths]
+    models = []
+    for each, tokenizer in zip(paths, tokenizers, strict=True):
+        model = load_model(each, device)
+        if not isinstance(model, EncoderDecoder):
+            raise InputError(f"{each}: this model is {model.config.architecture} and does not translate.")
+        if tokenizer.model != tokenizers[0].model:
+            raise InputError(f"{each}: its vocabulary is not that of {paths[0]}; models that vote need one in common.")
+        models.append(model)
+    return Engine(models, tokenizers[0], min(map(_usual, paths)))
+
+
+def _usual(folder: str | Path) -> int:
+    """What a run has noted of its sources."""
+    try:
+        return int(json.loads((Path(folder) / "run.json").read_text("utf-8"))["usual_length"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return USUAL

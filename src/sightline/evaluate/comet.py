@@ -1,0 +1,33 @@
+"""COMET: how good another model finds a translation, given its source and its reference. Only where it is installed."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+
+import torch
+
+from sightline.errors import InputError
+from sightline.evaluate.scores import Score
+
+__all__ = ["MODEL", "load"]
+
+MODEL = "Unbabel/wmt22-comet-da"
+"""The one that papers use when they say COMET-22; about 2 GB, downloaded when it is first asked for."""
+
+
+def load(name: str = MODEL) -> Callable[[Sequence[str], Sequence[str], Sequence[str]], Score]:
+    """The score as a function of sources, hypotheses and references, with its model loaded: what is missing is told
+    before anything is translated."""
+    try:
+        package = importlib.import_module("comet")
+    except ImportError:
+        raise InputError("COMET needs the package unbabel-comet; pip install unbabel-comet.") from None
+    model = package.load_from_checkpoint(package.download_model(name))
+    signature = f"model:{name}|version:{version('unbabel-comet')}"
+
+    def comet(sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+        rows = zip(sources, hypotheses, references, strict=True)
+        samples = [{"src": source, "mt": hypothesis, "ref": reference} for source, hypothesis, reference in rows]
+        return Score(float(model.predict(samples, gpus=int(torch.cuda.is_available())).system_score), signature)
+
+    return comet

@@ -1,0 +1,39 @@
+"""How probable given answers are: one pass over each, as in training."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from sightline.model.transformer import EncoderDecoder
+from sightline.text.tokenizer import END, PAD, START
+
+__all__ = ["force"]
+
+
+@torch.no_grad()
+def force(
+    models: Sequence[EncoderDecoder],
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    *,
+    budget: int = 8192,
+) -> list[list[float]]:
+    """The log-probability of each token of each target, and of the end after it; of several models, by the mean of
+    their probabilities. `budget`: tokens of a batch."""
+    found: list[list[float]] = [[] for _ in sources]
+    size = [len(source) + len(target) + 2 for source, target in zip(sources, targets, strict=True)]
+    order = sorted(range(len(sources)), key=lambda i: -size[i])
+    device = models[0].classifier.weight.device
+    while order:
+        batch = order[: max(1, budget // size[order[0]])]
+        order = order[len(batch) :]
+        source = pad_sequence([torch.tensor([*sources[i], END]) for i in batch], True, PAD).to(device)
+        target = pad_sequence([torch.tensor([START, *targets[i], END]) for i in batch], True, PAD).to(device)
+        votes = [model(source, target[:, :-1], source != PAD).float().log_softmax(-1) for model in models]
+        log_probs = torch.stack(votes).logsumexp(0) - math.log(len(votes)) if len(votes) > 1 else votes[0]
+        rows = log_probs.gather(2, target[:, 1:, None])[:, :, 0].tolist()
+        for i, row in zip(batch, rows, strict=True):
+            found[i] = row[: len(targets[i]) + 1]
+    return found

@@ -1,0 +1,99 @@
+"""What comes next: a score for every token after each hypothesis, from one model or from several that vote."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from sightline.model.transformer import EncoderDecoder
+from sightline.text.tokenizer import PAD
+
+__all__ = ["Scorer", "highest"]
+
+CHUNK = 64
+
+
+class Scorer:
+    """The hypotheses of a batch of sources, `beams` neighbouring rows for each, as far as the models are concerned."""
+
+    def __init__(
+        self,
+        models: Sequence[EncoderDecoder],
+        source: Int[Tensor, "sentences source"],
+        *,
+        beams: int,
+        capacity: int,
+        watched: bool = False,
+    ) -> None:
+        """`source` is padded on the right. `watched`: keep what each new token looks at (`attention`)."""
+        there = source != PAD
+        layout = None if bool(there.all()) else there
+        self.models = models
+        self.caches = [
+            model.new_cache(model.encoder(source, layout), layout, capacity=capacity, beams=beams) for model in models
+        ]
+        self.watched = watched
+        self.attention: Float[Tensor, "rows source"] | None = None
+
+    def next(self, tokens: Int[Tensor, "rows 1"]) -> tuple[Float[Tensor, "rows vocab"], Float[Tensor, " rows"]]:
+        """Scores s and a norm n of the tokens that could follow these: the log-probabilities are s - n. (Subtracting it
+        from all of them is a pass over the whole vocabulary, which only few tokens need.)"""
+        if len(self.models) == 1:
+            logits = self._step(0, tokens)
+            return logits, logits.logsumexp(-1)
+        votes = [self._step(i, tokens).log_softmax(-1) for i in range(len(self.models))]
+        norm = torch.full((len(tokens),), math.log(len(votes)), device=tokens.device)
+        return torch.stack(votes).logsumexp(0), norm  # the mean of their probabilities
+
+    def _step(self, i: int, tokens: Tensor) -> Float[Tensor, "rows vocab"]:
+        model, cache = self.models[i], self.caches[i]
+        if not self.watched:
+            return model.step(tokens, cache)[:, -1].float()
+        seen: list[Tensor] = []
+
+        def look(_: Any, given: tuple[Any, ...]) -> None:
+            q, k, _, mask = given
+            scores = (q.float() @ k.float().mT) * q.shape[-1] ** -0.5
+            scores = scores if mask.allowed is None else scores.masked_fill(~mask.allowed, -math.inf)
+            seen.append(scores.softmax(-1).mean(1))
+
+        hook = model.decoder.layers[-1].cross_attention.attend.register_forward_pre_hook(look)
+        try:
+            logits = model.step(tokens, cache)[:, -1].float()
+        finally:
+            hook.remove()
+        mean = seen[0].flatten(0, 1) / len(self.models)  # the beams of a sentence ask one after another
+        self.attention = mean if i == 0 or self.attention is None else self.attention + mean
+        return logits
+
+    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
+        """Let each row go on from another one of its sentence."""
+        for cache in self.caches:
+            cache.reorder(rows)
+
+    def keep(self, sentences: Int[Tensor, " kept"]) -> None:
+        """Go on with these sentences alone."""
+        for cache in self.caches:
+            cache.keep(sentences)
+
+
+def highest(values: Float[Tensor, "rows n"], count: int) -> tuple[Float[Tensor, "rows c"], Int[Tensor, "rows c"]]:
+    """The highest values of each row, sorted, and where they are.
+
+    They are in the chunks with the highest maxima, and a maximum is found much faster than an order."""
+    rows, n = values.shape
+    whole = n // CHUNK * CHUNK
+    if count * CHUNK * 4 > n:
+        found = values.topk(min(count, n), dim=1)
+        return found.values, found.indices
+    chunks = values[:, :whole].view(rows, -1, CHUNK)
+    best = chunks.amax(2).topk(count, dim=1).indices
+    some = chunks.gather(1, best[:, :, None].expand(-1, -1, CHUNK)).flatten(1)
+    where = (best[:, :, None] * CHUNK + torch.arange(CHUNK, device=values.device)).flatten(1)
+    rest = torch.arange(whole, n, device=values.device).expand(rows, -1)
+    some, where = torch.cat([some, values[:, whole:]], 1), torch.cat([where, rest], 1)
+    found = some.topk(count, dim=1)
+    return found.values, where.gather(1, found.indices)

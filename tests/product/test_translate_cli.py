@@ -1,0 +1,177 @@
+"""`sightline translate` and `score`: a line for a line, nothing lost, whatever happens."""
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import sightline
+from sightline.data.builtin import generate
+
+COMMAND = [sys.executable, "-m", "sightline.cli.main"]
+TEXTS = [pair.source for pair in generate("test", 30)]
+
+
+def run(*arguments, given=b"", **more):
+    return subprocess.run([*COMMAND, *map(str, arguments)], input=given, capture_output=True, check=False, **more)
+
+
+@pytest.fixture(scope="module")
+def expected(taught):
+    return [found.text for found in sightline.load(taught).translate(TEXTS)]
+
+
+def test_lines_of_a_file_or_of_standard_input(taught, expected, tmp_path):
+    text = "\n".join(TEXTS)  # no end after the last line
+    done = run("translate", taught, given=text.encode())
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode() == "\n".join(expected) + "\n"
+    (tmp_path / "x.gz").write_bytes(gzip.compress((text + "\n").encode()))
+    assert run("translate", taught, tmp_path / "x.gz", "--out", tmp_path / "y").returncode == 0
+    assert (tmp_path / "y").read_text() == "\n".join(expected) + "\n"
+
+
+def test_every_line_has_its_line_whatever_is_in_it(taught):
+    strange = [
+        b"",
+        b"  ",
+        b"\xff\xfe broken",
+        "😀 👩‍👩‍👧".encode(),
+        "שלום עולם".encode(),
+        b"\x00\x07\x1b[31m",
+        "a\u2028b\x85c\x0bd".encode(),
+        b"word " * 1500,
+        b"ends with a return\r",
+        TEXTS[0].encode(),
+    ]
+    done = run("translate", taught, "--beam", "1", given=b"\n".join(strange) + b"\n")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.split(b"\n")
+    assert lines.pop() == b""
+    assert len(lines) == len(strange)
+    assert lines[0] == b""
+    assert b"standard input:3: bytes that are not UTF-8" in done.stderr
+    assert lines[-1].decode() == sightline.load(taught).translate(TEXTS[0], beam=1)[0].text
+
+
+def test_standard_input_is_answered_as_it_comes(taught, expected):
+    with subprocess.Popen(
+        [*COMMAND, "translate", str(taught)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        for text, answer in zip(TEXTS[:3], expected, strict=False):
+            process.stdin.write(text + "\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == answer + "\n"
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("nbest", [1, 2])
+def test_stopped_and_resumed_nothing_is_lost_or_said_twice(taught, tmp_path, how, nbest):
+    many = (TEXTS * 20)[:400]
+    (tmp_path / "in").write_text("\n".join(many) + "\n")
+    options = ["--beam", "2", "--nbest", str(nbest)]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert run("translate", taught, tmp_path / "in", "--out", whole, *options).returncode == 0
+    command = ["translate", str(taught), str(tmp_path / "in"), "--out", str(parts), *options]
+    with subprocess.Popen([*COMMAND, *command], stderr=subprocess.PIPE) as process:
+        while not (parts.exists() and parts.stat().st_size):
+            time.sleep(0.01)
+        process.send_signal(how)
+        said = process.stderr.read().decode()
+        code = process.wait(timeout=60)
+    assert code == (-9 if how == signal.SIGKILL else 130)
+    if how != signal.SIGKILL:
+        assert "with --resume goes on" in said
+        assert parts.read_bytes().endswith(b"\n")
+    so_far = parts.read_bytes()
+    assert whole.read_bytes().startswith(so_far)
+    with parts.open("ab") as file:
+        file.write(b"half a li")  # as a full disk would leave it
+    assert run(*command, "--resume").returncode == 0
+    assert parts.read_bytes() == whole.read_bytes()
+    assert run(*command, "--resume").returncode == 0  # nothing is left to do
+    assert parts.read_bytes() == whole.read_bytes()
+
+
+def test_a_reader_that_has_seen_enough(taught):
+    command = f"{sys.executable} -m sightline.cli.main translate {taught} | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", command], input="\n".join(TEXTS * 30).encode(), capture_output=True, check=False
+    )
+    assert done.stdout.count(b"\n") == 1
+    assert b"Traceback" not in done.stderr
+    assert b"Exception" not in done.stderr
+
+
+def test_more_than_one_answer_and_json(taught, expected):
+    given = "\n".join(TEXTS[:3]).encode()
+    rows = [
+        row.split(" ||| ") for row in run("translate", taught, "--nbest", "3", given=given).stdout.decode().splitlines()
+    ]
+    assert [int(number) for number, _, _ in rows] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert [text for _, text, _ in rows[::3]] == expected[:3]
+    found = [
+        json.loads(line) for line in run("translate", taught, "--nbest", "3", "--json", given=given).stdout.splitlines()
+    ]
+    assert [one["text"] for one in found] == expected[:3]
+    for one in found:
+        assert len(one["alternatives"]) == 2
+        assert len(one["log_probs"]) == len(one["tokens"]) + 1
+
+
+def test_options_of_the_search_reach_it(taught):
+    engine = sightline.load(taught)
+    given = TEXTS[0].encode()
+    for arguments, options in (
+        (["--beam", "1"], {"beam": 1}),
+        (["--sample", "--seed", "5", "--top-p", "0.9"], {"sample": True, "seed": 5, "top_p": 0.9}),
+        (["--prefix", "Gestern"], {"prefix": "Gestern"}),
+        (["--set", "min_ratio=2.0", "--set", "max_ratio=3"], {"min_ratio": 2.0, "max_ratio": 3.0}),
+        (["--length-penalty", "0"], {"length_penalty": 0.0}),
+    ):  # fmt: skip
+        done = run("translate", taught, *arguments, given=given)
+        assert done.stdout.decode() == engine.translate(TEXTS[0], **options)[0].text + "\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["translate", "{tmp}/none"], "none"),
+        (["translate", "{model}", "{tmp}/none"], "there is no such file"),
+        (["translate", "{model}", "--resume"], "name it by --out"),
+        (["translate", "{model}", "--out", "{tmp}/there"], "add --resume"),
+        (["translate", "{model}", "--beam", "0"], "beams"),
+        (["translate", "{model}", "--set", "temprature=1"], "did you mean 'temperature'"),
+        (["translate", "{model}", "--beam", "2", "--set", "groups=3"], "cannot be split"),
+        (["score", "{model}", "--source", "{tmp}/there", "--target", "{tmp}/longer"], "lines"),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(taught, tmp_path, arguments, message):
+    (tmp_path / "there").write_text("one\n")
+    (tmp_path / "longer").write_text("one\ntwo\n")
+    done = run(*(part.format(tmp=tmp_path, model=taught) for part in arguments))
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr.decode()
+    assert len(done.stderr.decode().strip().splitlines()) == 1
+    assert done.stdout == b""
+
+
+def test_scores_of_given_translations(taught, tmp_path):
+    pairs = list(generate("test", 5))
+    (tmp_path / "en").write_text("".join(f"{pair.source}\n" for pair in pairs))
+    (tmp_path / "de").write_text("".join(f"{pair.target}\n" for pair in pairs))
+    expected = sightline.load(taught).score([pair.source for pair in pairs], [pair.target for pair in pairs])
+    done = run("score", taught, "--source", tmp_path / "en", "--target", tmp_path / "de")
+    assert [float(line) for line in done.stdout.splitlines()] == pytest.approx(
+        [one.log_prob for one in expected], abs=1e-3
+    )
+    assert b"perplexity" in done.stderr
+    done = run("score", taught, "--source", tmp_path / "en", "--target", tmp_path / "de", "--json")
+    for line, one in zip(done.stdout.splitlines(), expected, strict=True):
+        assert json.loads(line)["tokens"] == one.tokens
