@@ -9,13 +9,14 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from sightline.checkpoint import load_model, load_tokenizer
 from sightline.config import SearchConfig
-from sightline.errors import InputError
+from sightline.errors import InputError, SightlineError
+from sightline.interop.ctranslate2 import CTranslate2Search, beside, supports
 from sightline.model.transformer import EncoderDecoder
 from sightline.search.find import find, stream
 from sightline.search.hypothesis import Hypothesis, Wish
@@ -62,10 +63,20 @@ class Scored(NamedTuple):
 class Engine:
     """A trained translator, or several that vote."""
 
-    def __init__(self, models: Sequence[EncoderDecoder], tokenizer: Tokenizer, usual: int = USUAL) -> None:
-        """`usual`: tokens that sources had in training. Sentences that have more together are translated one by one."""
+    def __init__(
+        self,
+        models: Sequence[EncoderDecoder],
+        tokenizer: Tokenizer,
+        *,
+        usual: int = USUAL,
+        fast: CTranslate2Search | None = None,
+    ) -> None:
+        """`usual`: tokens that sources had in training. Sentences that have more together are translated one by one.
+        `fast`: what searches where it would find the same as we do."""
         self.models = [model.eval() for model in models]
-        self.tokenizer, self.usual = tokenizer, usual
+        self.tokenizer, self.usual, self.fast = tokenizer, usual, fast
+        self.changed = False
+        """By a what-if, which the model here knows of, and no other."""
         self.room = min(model.config.positions.max_length for model in models) - 1
         """Tokens of a source, without its end."""
 
@@ -99,8 +110,9 @@ class Engine:
         *,
         prefix: str | Sequence[str] | None = None,
         without: Sequence[str] = (),
+        details: bool = True,
     ) -> list[Translation]:
-        """The same, all options in one."""
+        """The same, all options in one. `details`: whether log_probs are wanted, which may take longer."""
         prefixes = [prefix or ""] * len(texts) if prefix is None or isinstance(prefix, str) else list(prefix)
         if len(prefixes) != len(texts):
             raise InputError(f"there are {len(prefixes)} prefixes and {len(texts)} texts; each text needs one.")
@@ -112,7 +124,7 @@ class Engine:
                 raise InputError("a prefix is for a text of one part, and this one is translated in several.")
             sources += some
             wishes += [Wish(first, banned)] * len(some)
-        found = iter(find(self.models, self.tokenizer.encode(sources), config, wishes))
+        found = iter(self._find(self.tokenizer.encode(sources), config, wishes, details))
         return [self._together(parts, [next(found) if part.text else [] for part in parts]) for parts in pieces]
 
     def translate_lines(self, lines: Iterable[str], *, window: int = WINDOW, **options: Any) -> Iterator[Translation]:
@@ -176,7 +188,16 @@ class Engine:
         with contextlib.ExitStack() as stack:
             for model in self.models:
                 stack.enter_context(what_if(model, **changes))
+            self.changed = True
+            stack.callback(setattr, self, "changed", False)
             yield
+
+    def _find(
+        self, sources: list[list[int]], config: SearchConfig, wishes: list[Wish], details: bool
+    ) -> list[list[Hypothesis]]:
+        if self.fast is None or self.changed or supports(config, wishes):
+            return find(self.models, sources, config, wishes)
+        return self.fast.find(sources, config, wishes, log_probs=details)
 
     def _pieces(self, texts: Sequence[str]) -> list[list[Piece]]:
         """What the model reads at a time: most texts are one piece."""
@@ -215,8 +236,16 @@ class Engine:
         return answers[0]._replace(alternatives=answers[1:])
 
 
-def load(path: str | Path | Sequence[str | Path], *, device: str = "auto") -> Engine:
-    """Open a trained model by its folder, or several of one vocabulary, which then vote."""
+def load(
+    path: str | Path | Sequence[str | Path],
+    *,
+    device: str = "auto",
+    engine: Literal["auto", "torch", "ctranslate2"] = "auto",
+) -> Engine:
+    """Open a trained model by its folder, or several of one vocabulary, which then vote.
+
+    `engine`: what searches. auto: on a processor, CTranslate2 where it is installed and finds the same; else torch.
+    """
     paths = [path] if isinstance(path, str | Path) else list(path)
     if not paths:
         raise InputError("there is no model to load; name its folder.")
@@ -231,7 +260,25 @@ def load(path: str | Path | Sequence[str | Path], *, device: str = "auto") -> En
         if tokenizer.model != tokenizers[0].model:
             raise InputError(f"{each}: its vocabulary is not that of {paths[0]}; models that vote need one in common.")
         models.append(model)
-    return Engine(models, tokenizers[0], min(map(_usual, paths)))
+    fast = _fast(Path(paths[0]), models, tokenizers[0], device, engine)
+    return Engine(models, tokenizers[0], usual=min(map(_usual, paths)), fast=fast)
+
+
+def _fast(
+    folder: Path, models: Sequence[EncoderDecoder], tokenizer: Tokenizer, device: str, engine: str
+) -> CTranslate2Search | None:
+    if engine not in ("auto", "torch", "ctranslate2"):
+        raise InputError(f"there is no engine {engine!r}; known are auto, torch and ctranslate2.")
+    if engine == "torch" or (engine == "auto" and (device != "cpu" or len(models) > 1)):
+        return None
+    if len(models) > 1:
+        raise InputError("several models vote with the engine torch only.")
+    try:
+        return CTranslate2Search(beside(folder, models[0], tokenizer), threads=torch.get_num_threads())
+    except SightlineError:  # it is not installed, or cannot do this model, or there is no room for its files
+        if engine == "auto":
+            return None
+        raise
 
 
 def _usual(folder: str | Path) -> int:

@@ -15,7 +15,7 @@ TEXTS = [pair.source for pair in generate("test", 40)]
 
 @pytest.fixture(scope="module")
 def engine(taught):
-    return sightline.load(taught)
+    return sightline.load(taught, engine="torch")
 
 
 @pytest.mark.parametrize("beam", [1, 5])
@@ -34,6 +34,31 @@ def test_neighbours_do_not_matter(engine, beam):
             for i, alone in enumerate(expected):
                 assert found[i].text == alone.text
                 assert found[i].score == pytest.approx(alone.score, abs=1e-4)
+
+
+@pytest.mark.parametrize("options", [{"beam": 1}, {"beam": 4, "nbest": 2}, {"beam": 4, "length_penalty": 0.0}])
+def test_ctranslate2_finds_the_same(engine, taught, options):
+    pytest.importorskip("ctranslate2")
+    fast = sightline.load(taught, engine="ctranslate2")
+    assert fast.fast is not None
+    for one, other in zip(engine.translate(TEXTS, **options), fast.translate(TEXTS, **options), strict=True):
+        assert one.score == pytest.approx(other.score, abs=1e-4)
+        assert one.text == other.text
+        assert [x.text for x in one.alternatives] == [x.text for x in other.alternatives]
+        assert np.allclose(one.log_probs, other.log_probs, atol=1e-3)
+
+
+def test_what_ctranslate2_cannot_do_is_done_by_torch(engine, taught):
+    pytest.importorskip("ctranslate2")
+    fast = sightline.load(taught)
+    for options in ({"sample": True, "beam": 2}, {"beam": 4, "groups": 2}, {"prefix": "Gestern"}, {"stop": "best"}):
+        assert [x.text for x in fast.translate(TEXTS[:5], **options)] == [
+            x.text for x in engine.translate(TEXTS[:5], **options)
+        ]
+    before = fast.translate(TEXTS[0])[0].score
+    with fast.what_if(remove_heads={"decoder.layers.1.cross_attention": [0, 1, 2, 3]}):
+        assert fast.translate(TEXTS[0])[0].score != pytest.approx(before, abs=1e-3)
+    assert fast.translate(TEXTS[0])[0].score == pytest.approx(before, abs=1e-5)
 
 
 def test_a_stream_is_greedy_search_piece_by_piece(engine):
@@ -67,6 +92,7 @@ def test_the_best_come_first_and_more_beams_find_better(engine):
 
 def test_several_models_vote_and_one_twice_is_one(engine, taught):
     twice = sightline.load([taught, taught])
+    assert twice.fast is None
     for one, two in zip(engine.translate(TEXTS), twice.translate(TEXTS), strict=True):
         assert one.text == two.text
         assert one.score == pytest.approx(two.score, abs=1e-4)
@@ -92,7 +118,8 @@ def test_lines_long_texts_and_nothing_at_all(engine):
     assert "".join(engine.stream(many)) == found.text
     assert [one.text for one in engine.translate(["", " ", "\n"])] == ["", " ", "\n"]
     assert engine.translate([]) == []
-    assert list(engine.translate_lines(iter(TEXTS[:5]), window=2, beam=1)) == engine.translate(TEXTS[:5], beam=1)
+    some = [one.text for one in engine.translate_lines(iter(TEXTS[:5]), window=2, beam=1)]
+    assert some == [one.text for one in engine.translate(TEXTS[:5], beam=1)]
 
 
 @pytest.mark.parametrize(
@@ -131,6 +158,8 @@ def test_what_cannot_be_done_is_said(engine, taught, tmp_path):
         engine.translate(["x"], prefix=["y", "z"])
     with pytest.raises(InputError, match="at most"):
         engine.score(["x " * 9000], ["y"])
+    with pytest.raises(InputError, match="no engine 'fast'"):
+        sightline.load(taught, engine="fast")
     with pytest.raises(InputError, match="several"):
         list(sightline.load([taught, taught]).stream("x"))
 

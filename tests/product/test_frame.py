@@ -27,8 +27,9 @@ ORDER = [
     {"config"},
     {"text", "model"},
     {"checkpoint", "data", "search", "trace"},
+    {"interop"},
     {"train", "engine"},
-    {"lab", "evaluate", "interop", "figures"},
+    {"lab", "evaluate", "figures"},
     {"serve", "notebook"},
     {"cli"},
 ]

@@ -75,7 +75,7 @@ def test_standard_input_is_answered_as_it_comes(taught, expected):
 def test_stopped_and_resumed_nothing_is_lost_or_said_twice(taught, tmp_path, how, nbest):
     many = (TEXTS * 20)[:400]
     (tmp_path / "in").write_text("\n".join(many) + "\n")
-    options = ["--beam", "2", "--nbest", str(nbest)]
+    options = ["--beam", "2", "--nbest", str(nbest), "--engine", "torch"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert run("translate", taught, tmp_path / "in", "--out", whole, *options).returncode == 0
     command = ["translate", str(taught), str(tmp_path / "in"), "--out", str(parts), *options]
@@ -147,6 +147,7 @@ def test_options_of_the_search_reach_it(taught):
         (["translate", "{model}", "--resume"], "name it by --out"),
         (["translate", "{model}", "--out", "{tmp}/there"], "add --resume"),
         (["translate", "{model}", "--beam", "0"], "beams"),
+        (["translate", "{model}", "--engine", "fast"], "known are auto, torch and ctranslate2"),
         (["translate", "{model}", "--set", "temprature=1"], "did you mean 'temperature'"),
         (["translate", "{model}", "--beam", "2", "--set", "groups=3"], "cannot be split"),
         (["score", "{model}", "--source", "{tmp}/there", "--target", "{tmp}/longer"], "lines"),

@@ -17,15 +17,15 @@ ANSWER = "Das Tier überquerte die Straße nicht , weil es zu müde war ."
 WORD = "it"
 SENTENCES = 30_000
 RECIPE = [
-    "data.vocab_size=600",
+    "data.vocab_size=1200",
     "model.dropout=0.05",
-    "train.steps=450",
+    "train.steps=320",
     "train.batch_tokens=1024",
     "train.learning_rate=0.007",
     "train.warmup=50",
     "train.smoothing=0.0",
     "train.ema=0.98",
-    "train.validate_every=225",
+    "train.validate_every=160",
     "train.report_every=10",
 ]
 """What differs from the preset: so regular a language needs less dropout and fewer steps than a real one, and as it has

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -42,6 +42,7 @@ def translate(
         list[str] | None, typer.Option("--with", help="Another model, which votes; may be repeated.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line: text, score, tokens, ...")] = False,
+    engine: Annotated[str, typer.Option(help="auto, torch or ctranslate2: what searches.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the best there is.")] = "auto",
 ) -> None:
     """Translate text, line by line. Standard input is answered as it comes."""
@@ -59,14 +60,16 @@ def translate(
     path = None if file == "-" else Path(file)
     if path is not None and not path.is_file():
         raise InputError(f"{path}: there is no such file.")
-    engine = load([model, *(vote or [])], device=device)
-    more: dict[str, Any] = {"prefix": prefix, "without": without or []}
+    if engine not in ("auto", "torch", "ctranslate2"):
+        raise InputError(f"--engine {engine}: known are auto, torch and ctranslate2.")
+    translator = load([model, *(vote or [])], device=device, engine=cast("Any", engine))
+    more: dict[str, Any] = {"prefix": prefix, "without": without or [], "details": as_json}
     several = options.nbest > 1 and not as_json
     done = _done(out, several) if resume and out is not None else 0
     written = done
 
     def answer(texts: list[str]) -> list["Translation"]:
-        return engine.search(texts, options, **more)
+        return translator.search(texts, options, **more)
 
     signal.signal(signal.SIGTERM, _interrupt)
     with contextlib.ExitStack() as stack:

@@ -12,10 +12,19 @@ from sightline.errors import InputError
 from sightline.search.hypothesis import Wish
 from sightline.text.tokenizer import END, PAD, START, UNKNOWN
 
-__all__ = ["Rules"]
+__all__ = ["Rules", "bounds"]
 
 NEVER = [PAD, START, UNKNOWN]
 """These are no words."""
+
+
+def bounds(length: int, config: SearchConfig, wish: Wish, room: int) -> tuple[int, int]:
+    """Tokens of the longest answer, its end among them, and of the shortest, without the end, to a source of so many
+    tokens, its end among them; `room`: what the model can write at most."""
+    if len(wish.prefix) >= room:
+        raise InputError(f"a prefix of {len(wish.prefix)} tokens is too long: the model writes at most {room}.")
+    limit = min(max(int(config.max_ratio * length) + config.max_extra, len(wish.prefix) + 1), room)
+    return limit, min(math.ceil(config.min_ratio * (length - 1)), limit - 1)
 
 
 class Rules:

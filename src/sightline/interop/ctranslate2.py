@@ -1,0 +1,472 @@
+"""CTranslate2, a library that runs Transformers fast on a processor: our models in its format, and its search by our
+rules.
+
+The files hold the same numbers as the model, or rounded to int8. Ids are the same as well: a token of CTranslate2's
+vocabulary is the piece that ours has for the id. So the folder also serves programs that know CTranslate2 alone (a
+source ends in the end token).
+
+What it finds is what `sightline.search` finds, as far as `supports` promises. Where the two differ by nature:
+
+- What may not come (padding, start, unknown) it leaves out before probabilities are computed, so that all other tokens
+  get a little more; here it is left out afterwards. The scores that are given are ours. But while it searches,
+  hypotheses may change places that are nearer to each other than these tokens are probable. A model that has learned
+  never to say them leaves no room for that; one that gives them weight does.
+- At the greatest length it cuts hypotheses off; here they must end. What it does not tell is searched for step by step.
+- Sums are added in another order, so what is as good as something else, to some 1e-5, may be found instead of it.
+"""
+
+import importlib
+import json
+import math
+import shutil
+from collections.abc import Container, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sightline.config import ModelConfig, SearchConfig, StackConfig
+from sightline.errors import CheckpointError, ConfigError, InputError
+from sightline.model.transformer import EncoderDecoder, FeedForward, MultiHeadAttention, Residual, Stack
+from sightline.search.hypothesis import Hypothesis, Wish
+from sightline.search.rules import bounds
+from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
+
+__all__ = ["CTranslate2Search", "beside", "convert", "supports"]
+
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh", "swish": "SWISH", "swiglu": "SWISH"}
+NEVER = [PAD, START, UNKNOWN]
+"""These are no words."""
+NEARLY_ZERO = 1e-30
+"""With a length penalty of 0, CTranslate2 stops by another rule: once the best hypothesis has ended. With this one it
+does not, and all scores are the same."""
+
+
+ALL_AT_ONCE = 8
+"""Whole answers are read in smaller batches by this, as each of their tokens has a score for all the vocabulary."""
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("ctranslate2")
+    except ImportError:
+        raise InputError("this needs the package ctranslate2; pip install ctranslate2 brings it.") from None
+
+
+# --- Writing a model
+
+
+def beside(path: Path, model: EncoderDecoder, tokenizer: Tokenizer) -> Path:
+    """The converted model beside a model's own folder files, made when it is first asked for, and anew when the weights
+    are others. Where nothing can be written, it is a CheckpointError."""
+    folder, weights = path / "ctranslate2", (path / "model.safetensors").stat()
+    stamp = f"{weights.st_size} {weights.st_mtime_ns}"
+    mark = folder / "made-from.txt"
+    try:
+        if mark.read_text("utf-8") == stamp:
+            return folder
+    except OSError:
+        pass
+    convert(model, tokenizer, folder)
+    mark.write_text(stamp, "utf-8")
+    return folder
+
+
+def convert(
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    folder: Path | str,
+    *,
+    quantization: Literal["float32", "int8"] = "float32",
+) -> None:
+    """Write a model in CTranslate2's format, its vocabulary beside it. The folder is there whole or not at all; an
+    older one of this kind is replaced."""
+    specs, folder, config = _library().specs, Path(folder).absolute(), model.config
+    _refuse(config)
+    if tokenizer.size > config.vocab_size:
+        raise InputError(f"a vocabulary of {tokenizer.size} does not fit a model of {config.vocab_size} tokens.")
+    if not _may_replace(folder):
+        raise InputError(f"{folder}: this is there already, and is no converted model; name another folder.")
+    spec = _spec(specs, model, _names(tokenizer, max(config.vocab_size, config.source_vocab_size or 0)))
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    draft, old = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.old")
+    try:
+        for path in (draft, old):
+            shutil.rmtree(path, ignore_errors=True)
+        draft.mkdir(parents=True)
+        spec.save(str(draft))
+        (draft / "tokenizer.model").write_bytes(tokenizer.model)
+        if folder.exists():
+            folder.replace(old)
+        draft.replace(folder)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: the model cannot be written: {error.strerror}.") from None
+    finally:
+        for path in (draft, old):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _may_replace(folder: Path) -> bool:
+    """Nothing is lost that was not written here."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return True
+    try:
+        return "sightline" in json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
+def _refuse(config: ModelConfig) -> None:
+    if config.architecture != "encoder-decoder":
+        raise ConfigError(
+            f'architecture = "{config.architecture}" cannot be converted for CTranslate2; only "encoder-decoder" can.'
+        )
+    if config.positions.kind == "rotary" and config.positions.frequencies != "paper":
+        raise ConfigError(
+            f'positions.frequencies = "{config.positions.frequencies}" cannot be converted for CTranslate2 where '
+            'positions are rotary; only "paper" can.'
+        )
+
+
+def _spec(specs: Any, model: EncoderDecoder, names: list[str]) -> Any:
+    """All there is to a model, in CTranslate2's words."""
+    config, kinds = model.config, specs.transformer_spec
+    activation = getattr(specs.Activation, ACTIVATIONS[config.activation])
+    spec = specs.TransformerSpec(
+        _stack(kinds.TransformerEncoderSpec, model.encoder, config, config.encoder, activation),
+        _stack(kinds.TransformerDecoderSpec, model.decoder, config, config.decoder, activation),
+    )
+    spec.encoder.embeddings[0].weight = _array(model.encoder.embedding.tokens.weight)
+    spec.decoder.embeddings.weight = _array(model.decoder.embedding.tokens.weight)
+    _linear(spec.decoder.projection, model.classifier)
+    for theirs, layer in zip(spec.decoder.layer, model.decoder.layers, strict=True):
+        cross = layer.cross_attention
+        _attention(theirs.attention, [cross.query, cross.key_value], cross, layer.cross_attention_residual)
+    spec.register_source_vocabulary(names[: config.source_vocab_size or config.vocab_size])
+    spec.register_target_vocabulary(names[: config.vocab_size])
+    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = names[UNKNOWN], names[START], names[END]
+    spec.config.decoder_start_token = names[START]
+    spec.config.layer_norm_epsilon = config.norm_epsilon
+    spec.config.add_attribute("sightline", {"max_length": config.positions.max_length})
+    return spec
+
+
+def _stack(make: Any, stack: Stack, config: ModelConfig, size: StackConfig, activation: Any) -> Any:
+    """What encoder and decoder both have."""
+    spec = make(
+        size.layers,
+        size.heads,
+        pre_norm=True,  # only so may we say whether there is a final norm
+        no_final_norm=not config.has_final_norm,
+        activation=activation,
+        layernorm_embedding=config.embedding_norm,
+        ffn_glu=config.activation == "swiglu",
+        rotary_dim=config.d_model // size.heads if config.positions.kind == "rotary" else None,
+        rotary_interleave=False,
+        rotary_base=config.positions.max_timescale,
+    )
+    spec.pre_norm = config.norm == "pre"
+    spec.scale_embeddings = config.scale_embedding
+    if config.positions.kind != "rotary":
+        positions = stack.embedding.positions  # without a table, CTranslate2 would take sinusoids of its own
+        zeros = np.zeros((config.positions.max_length, config.d_model), np.float32)
+        spec.position_encodings.encodings = zeros if positions is None else _array(positions.table)
+    if config.embedding_norm:
+        _norm(spec.layernorm_embedding, stack.embedding.norm)
+    if config.has_final_norm:
+        _norm(spec.layer_norm, stack.norm)
+    for theirs, layer in zip(spec.layer, stack.layers, strict=True):
+        own = layer.self_attention
+        _attention(theirs.self_attention, [own.query_key_value], own, layer.self_attention_residual)
+        _feed_forward(theirs.ffn, layer.feed_forward, layer.feed_forward_residual)
+    return spec
+
+
+def _attention(spec: Any, inputs: list[nn.Linear], ours: MultiHeadAttention, residual: Residual) -> None:
+    for theirs, linear in zip(spec.linear, [*inputs, ours.output], strict=True):
+        _linear(theirs, linear)
+    _norm(spec.layer_norm, residual.norm)
+
+
+def _feed_forward(spec: Any, ours: FeedForward, residual: Residual) -> None:
+    inner = [spec.linear_0, spec.linear_0_noact] if hasattr(spec, "linear_0_noact") else [spec.linear_0]
+    for i, theirs in enumerate(inner):  # of two, ours has the gate above the value
+        theirs.weight = _array(ours.inner.weight.chunk(len(inner))[i])
+        theirs.bias = _array(ours.inner.bias.chunk(len(inner))[i])
+    _linear(spec.linear_1, ours.outer)
+    _norm(spec.layer_norm, residual.norm)
+
+
+def _linear(spec: Any, ours: nn.Linear) -> None:
+    spec.weight = _array(ours.weight)
+    if ours.bias is not None:
+        spec.bias = _array(ours.bias)
+
+
+def _norm(spec: Any, ours: Any) -> None:
+    spec.gamma, spec.beta = _array(ours.weight), _array(ours.bias)
+
+
+def _array(weight: Tensor) -> NDArray[np.float32]:
+    """A copy, as weights are rounded in place."""
+    return weight.detach().float().cpu().numpy().copy()
+
+
+def _names(tokenizer: Tokenizer, size: int) -> list[str]:
+    """A name for every id, each another: GPT-2 has one piece for start and end, and models have ids without a piece."""
+    names: dict[str, None] = {}
+    for i, piece in enumerate([*tokenizer.pieces(range(tokenizer.size)), *[""] * (size - tokenizer.size)]):
+        names[_new(piece or f"<{i}>", names)] = None
+    return list(names)
+
+
+def _new(name: str, known: Container[str]) -> str:
+    while name in known:
+        name += "'"
+    return name
+
+
+# --- Searching with it
+
+
+def supports(config: SearchConfig, wishes: Iterable[Wish] | None = None) -> str | None:
+    """Why CTranslate2 would not find the same, in one phrase; None where it does."""
+    wishes, beams = list(wishes or ()), config.beams > 1
+    # What it leaves out, it leaves out before probabilities are computed. One beam takes the likeliest either way.
+    shared = "with several beams, and it shares out the probability of what may not come"
+    reasons = {
+        "sample = true draws other tokens there": config.sample,
+        f"groups = {config.groups}, and it has none": config.groups > 1,
+        f'stop = "{config.stop}", and it knows "full" only': config.stop != "full",
+        f"coverage_penalty = {config.coverage_penalty:g}, and where a forced end looks it does not tell": (
+            config.coverage_penalty > 0
+        ),
+        "a wish has the end in it": any(END in ids for wish in wishes for ids in [wish.prefix, *wish.without]),
+        "a prefix with several beams, of which only the best may end right behind it there": (
+            beams and any(wish.prefix for wish in wishes)
+        ),
+        f"min_ratio = {config.min_ratio:g} {shared}": beams and config.min_ratio > 0,
+        f"sequences to avoid {shared}": beams and any(any(wish.without) for wish in wishes),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+class Task(NamedTuple):
+    """What is asked for one source."""
+
+    source: Sequence[int]
+    wish: Wish
+    limit: int
+    """Tokens of the longest answer, its end among them."""
+    least: int
+    """Tokens of the shortest, without the end."""
+
+    @property
+    def kind(self) -> tuple[int, bool, list[list[int]]]:
+        """CTranslate2 takes these for a whole batch only."""
+        return self.least, bool(self.wish.prefix), self.wish.without
+
+
+class Found(NamedTuple):
+    """A hypothesis, before it is an answer."""
+
+    ids: list[int]
+    score: float | None = None
+    """By CTranslate2, where it is finished."""
+
+
+class CTranslate2Search:
+    """A model that `convert` wrote, with its search, on the processor."""
+
+    def __init__(
+        self, folder: Path | str, compute_type: Literal["float32", "int8"] = "float32", threads: int | None = None
+    ) -> None:
+        """`compute_type` need not be what the folder was written in. `threads`: None for as many as it likes."""
+        library, folder = _library(), Path(folder)
+        try:
+            files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+            about = json.loads(files["config.json"])
+            self._room: int = about["sightline"]["max_length"]
+            sides = ["shared"] * 2 if "shared_vocabulary.json" in files else ["source", "target"]
+            self._source_names, self._names = (json.loads(files[f"{side}_vocabulary.json"]) for side in sides)
+            files["config.json"] = json.dumps({**about, "unk_token": about["eos_token"]}).encode()
+        except (OSError, LookupError, TypeError, ValueError):
+            raise CheckpointError(f"{folder}: this is no model that was converted for CTranslate2.") from None
+        self._ids = {name: i for i, name in enumerate(self._names)}
+        # A source that is nothing but the end it does not read; by a name that it does not know, the end is read.
+        self._source_names[END] = _new(about["eos_token"], self._source_names)
+        try:
+            self._translator = library.Translator(
+                str(folder), files=files, device="cpu", compute_type=compute_type, intra_threads=threads or 0
+            )
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointError(f"{folder}: CTranslate2 cannot use this model: {error}.") from None
+
+    def find(
+        self,
+        sources: Sequence[Sequence[int]],
+        config: SearchConfig,
+        wishes: Sequence[Wish] | None = None,
+        *,
+        log_probs: bool = True,
+        budget: int = 8192,
+    ) -> list[list[Hypothesis]]:
+        """For every source (ids without END) its best answers, best first, in the order of the sources.
+
+        `log_probs`: have those of each token, and by them the scores. It does not tell them while it searches, and must
+        read all answers once more. Without, it is faster; `Hypothesis.log_probs` is empty, and the scores are its own.
+        `budget`: tokens of all hypotheses' sources in a batch.
+        """
+        wishes = [Wish()] * len(sources) if wishes is None else wishes
+        reason = supports(config, wishes)
+        if reason is not None:
+            raise ConfigError(f"CTranslate2 does not search like this: {reason}.")
+        if 2 * config.beams > len(self._names) - len(NEVER):
+            raise ConfigError(f"beams = {config.beams} are too many for a vocabulary of {len(self._names)}.")
+        tasks = [self._task(ids, wish, config) for ids, wish in zip(sources, wishes, strict=True)]
+        answers: list[list[Hypothesis]] = [[] for _ in tasks]
+        unknown: list[tuple[int, list[int]]] = []
+        for batch in _batches(tasks, budget // config.beams):
+            for i, found in zip(batch, self._search([tasks[i] for i in batch], config), strict=True):
+                for ids, score in found:
+                    if score is None or log_probs:
+                        unknown.append((i, ids))
+                    else:
+                        answers[i].append(Hypothesis(ids, score, []))
+        for i, ids, logs in self._scored(tasks, unknown, budget // ALL_AT_ONCE):
+            score = sum(logs) / len(logs) ** config.length_penalty
+            answers[i].append(Hypothesis(ids, score, logs if log_probs else []))
+        return [sorted(answer, key=lambda one: -one.score)[: config.nbest] for answer in answers]
+
+    def _task(self, source: Sequence[int], wish: Wish, config: SearchConfig) -> Task:
+        length = len(source) + 1
+        if length > self._room:
+            raise InputError(f"a source of {length - 1} tokens is too long: the model reads at most {self._room - 1}.")
+        return Task(source, wish, *bounds(length, config, wish, self._room))
+
+    def _search(self, tasks: list[Task], config: SearchConfig) -> list[list[Found]]:
+        """The hypotheses of each task that can be among its best, as ids without the end."""
+        longest = max(task.limit for task in tasks) - 1  # there the end must come, and CTranslate2 would not know
+        results = self._run(tasks, longest, config.beams, penalty=config.length_penalty)
+        answers = []
+        for task, found in zip(tasks, results, strict=True):
+            if all(ids[-1:] == [END] and len(ids) < task.limit for ids, _ in found):
+                answers.append([Found(ids[:-1], score) for ids, score in found[: config.nbest]])
+            elif config.beams == 1:
+                answers.append([Found(found[0].ids[: task.limit - 1])])
+            else:
+                answers.append([Found(ids) for ids in self._to_the_limit(task, config.beams)])
+        return answers
+
+    def _to_the_limit(self, task: Task, beams: int) -> list[list[int]]:
+        """The hypotheses of a sentence that is not over where only the end may come: what has ended by then, and what
+        must end there.
+
+        CTranslate2 tells of all that ended; of what grows, it tells what ranks among the beams. So where nothing ended,
+        this is all that grows. From the last such length we go on by ourselves.
+        """
+        last = task.limit - 1
+        (found,) = self._run([task], last, beams, patience=task.limit)
+        ended = sorted((ids for ids, _ in found if ids[-1:] == [END]), key=len)
+        if len(ended) >= beams:  # it was over after all; what only grew has hidden some of what had ended
+            over = len(ended[beams - 1])
+            return [ids[:-1] for ids in ended if len(ids) <= over]
+        start = max(set(range(last + 1)) - {len(ids) for ids in ended})
+        if start < last:
+            (found,) = self._run([task], start, beams, patience=task.limit)
+        living = [ids for ids, _ in found if ids[-1:] != [END]]
+        totals = np.array([sum(logs[:-1]) for logs in self._log_probs([(task.source, ids) for ids in living])])
+        for _ in range(start, last):
+            total = totals[:, None] + self._next(task.source, living)
+            best = np.argsort(-total, axis=None, kind="stable")[:beams]
+            rows, tokens = np.unravel_index(best, total.shape)
+            living = [[*living[row], token] for row, token in zip(rows.tolist(), tokens.tolist(), strict=True)]
+            totals = total[rows, tokens]
+        return [*(ids[:-1] for ids in ended), *living]
+
+    def _run(
+        self, tasks: Sequence[Task], length: int, beams: int, *, penalty: float = 0.0, patience: int = 1
+    ) -> list[list[Found]]:
+        """CTranslate2's own search for tasks of one kind: the hypotheses of each, best first. Those that do not end in
+        END had come to this length."""
+        if not length:
+            return [[Found([])] for _ in tasks]
+        least, prefixed, without = tasks[0].kind
+        results = self._translator.translate_batch(
+            [self._source(task.source) for task in tasks],
+            [self._target(task.wish.prefix) for task in tasks] if prefixed else None,
+            beam_size=beams,
+            num_hypotheses=beams * patience if beams > 1 else 1,
+            patience=patience,
+            length_penalty=penalty or NEARLY_ZERO,
+            suppress_sequences=[self._target(ids) for ids in [*([i] for i in NEVER), *without] if ids],
+            min_decoding_length=least,
+            max_decoding_length=length,
+            max_input_length=0,
+            return_end_token=True,  # so it counts in the length
+            return_scores=True,
+        )
+        return [
+            [
+                Found([self._ids[name] for name in names], score)
+                for names, score in zip(result.hypotheses, result.scores, strict=True)
+            ]
+            for result in results
+        ]
+
+    def _next(self, source: Sequence[int], living: list[list[int]]) -> NDArray[np.float64]:
+        """Log-probabilities of the words that could follow each of these hypotheses, which have one length."""
+        results = self._translator.translate_batch(
+            [self._source(source)] * len(living),
+            [self._target(ids) for ids in living],
+            beam_size=1,
+            min_decoding_length=0,
+            max_decoding_length=len(living[0]) + 1,
+            max_input_length=0,
+            return_logits_vocab=True,
+        )
+        logits = np.stack([np.array(result.logits[0][-1], np.float64) for result in results])
+        logits -= logits.max(1, keepdims=True)
+        logits -= np.log(np.exp(logits).sum(1, keepdims=True))
+        logits[:, [*NEVER, END]] = -math.inf
+        return logits
+
+    def _scored(
+        self, tasks: Sequence[Task], pairs: list[tuple[int, list[int]]], budget: int
+    ) -> Iterator[tuple[int, list[int], list[float]]]:
+        """Numbers of tasks, and hypotheses for them, with the log-probabilities of these."""
+        pairs = sorted(pairs, key=lambda pair: -len(tasks[pair[0]].source) - len(pair[1]))
+        while pairs:
+            i, ids = pairs[0]
+            count = max(1, budget // (len(tasks[i].source) + len(ids) + 2))
+            batch, pairs = pairs[:count], pairs[count:]
+            log_probs = self._log_probs([(tasks[i].source, ids) for i, ids in batch])
+            for (i, ids), logs in zip(batch, log_probs, strict=True):
+                yield i, ids, logs
+
+    def _log_probs(self, pairs: Sequence[tuple[Sequence[int], list[int]]]) -> list[list[float]]:
+        """Of each token of an answer to a source, and of its end."""
+        results = self._translator.score_batch(
+            [self._source(source) for source, _ in pairs], [self._target(ids) for _, ids in pairs], max_input_length=0
+        )
+        return [list(result.log_probs) for result in results]
+
+    def _source(self, ids: Iterable[int]) -> list[str]:
+        return [self._source_names[i] for i in [*ids, END]]
+
+    def _target(self, ids: Iterable[int]) -> list[str]:
+        return [self._names[i] for i in ids]
+
+
+def _batches(tasks: Sequence[Task], budget: int) -> Iterator[list[int]]:
+    """Tasks of one kind and of like length, the longest first."""
+    order = sorted(range(len(tasks)), key=lambda i: (tasks[i].kind, -len(tasks[i].source)))
+    while order:
+        first = tasks[order[0]]
+        count = max(1, budget // (len(first.source) + 1))
+        batch = [i for i in order[:count] if tasks[i].kind == first.kind]
+        yield batch
+        order = order[len(batch) :]
