@@ -17,6 +17,7 @@ from sightline.checkpoint import load_model, load_tokenizer
 from sightline.config import SearchConfig
 from sightline.errors import InputError, SightlineError
 from sightline.interop.ctranslate2 import CTranslate2Search, beside, supports
+from sightline.model.kernels import for_few_rows
 from sightline.model.transformer import EncoderDecoder
 from sightline.search.find import find, stream
 from sightline.search.hypothesis import Hypothesis, Wish
@@ -260,6 +261,9 @@ def load(
         if tokenizer.model != tokenizers[0].model:
             raise InputError(f"{each}: its vocabulary is not that of {paths[0]}; models that vote need one in common.")
         models.append(model)
+    if device == "cpu":
+        for model in models:
+            for_few_rows(model)
     fast = _fast(Path(paths[0]), models, tokenizers[0], device, engine)
     return Engine(models, tokenizers[0], usual=min(map(_usual, paths)), fast=fast)
 

@@ -60,6 +60,7 @@ class Cache:
         self.static = static
         self.used = 0  # positions of the longest row
         self.reach = capacity if static else 0  # keys from this column on are not looked at
+        self.even = not static  # all rows are known to be of one length
 
     def make_room(self, ids: Int[Tensor, "rows new"], layout: Layout = None) -> Int[Tensor, "rows new"]:
         """The positions that the next tokens of each row will take."""
@@ -74,14 +75,17 @@ class Cache:
             self.reach = needed
         return self.lengths[:, None] + torch.arange(ids.shape[1], device=self.lengths.device)
 
-    def visible(self, positions: Int[Tensor, "rows new"]) -> Bool[Tensor, "rows 1 new reach"]:
-        """Each new position may look at itself and at what came before it in its row."""
+    def visible(self, positions: Int[Tensor, "rows new"]) -> Bool[Tensor, "rows 1 new reach"] | None:
+        """Each new position may look at itself and at what came before it in its row. None: at all there is."""
+        if self.even and positions.shape[1] == 1:
+            return None
         return torch.arange(self.reach, device=positions.device) <= positions[:, None, :, None]
 
     def advance(self, ids: Int[Tensor, "rows new"], layout: Layout = None) -> None:
         """Count what was added: all of it, or only the True cells of a layout (prompts of unequal length, padded on the
         right; the next token of a row takes the place of its padding)."""
         self.lengths += ids.shape[1] if not isinstance(layout, Tensor) else layout.sum(1)
+        self.even = self.even and layout is None
         if self.static and torch.compiler.is_compiling():
             return  # one graph for every step: nothing in it may depend on a number that grows
         self.used = self.used + ids.shape[1] if layout is None else int(self.lengths.max())
@@ -116,10 +120,14 @@ class LayerCache(NamedTuple):
         self, k: Float[Tensor, "rows heads new d_k"], v: Float[Tensor, "rows heads new d_k"]
     ) -> tuple[Float[Tensor, "rows heads reach d_k"], Float[Tensor, "rows heads reach d_k"]]:
         """Write the new keys and values; return all that may be looked at. No gradient flows through a cache."""
-        rows = torch.arange(len(k), device=k.device)[:, None]
         keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
-        keys[rows, :, self.positions] = k.detach().transpose(1, 2).to(keys.dtype)
-        values[rows, :, self.positions] = v.detach().transpose(1, 2).to(values.dtype)
+        if self.cache.even:
+            new = slice(self.cache.used, self.cache.used + k.shape[2])
+            keys[:, :, new], values[:, :, new] = k.detach(), v.detach()
+        else:
+            rows = torch.arange(len(k), device=k.device)[:, None]
+            keys[rows, :, self.positions] = k.detach().transpose(1, 2).to(keys.dtype)
+            values[rows, :, self.positions] = v.detach().transpose(1, 2).to(values.dtype)
         keys, values = (kept[:, :, : self.cache.reach].to(k.dtype) for kept in (keys, values))
         # What autograd keeps for later must not be written over by the next step.
         return (keys.clone(), values.clone()) if torch.is_grad_enabled() else (keys, values)
