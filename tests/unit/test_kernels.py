@@ -41,6 +41,17 @@ def test_a_query_that_may_look_nowhere_is_finite_in_both_ways():
     assert all(x.grad.isfinite().all() for x in (q, k, v))
 
 
+def test_weights_laid_out_for_few_rows_are_the_same_weights():
+    model = translator("paper")
+    source, target = torch.randint(4, 41, (2, 5)), torch.randint(4, 41, (2, 6))
+    before, weights = model(source, target), {name: weight.clone() for name, weight in model.state_dict().items()}
+    for_few_rows(model)
+    assert difference(model(source, target), before) <= 1e-6
+    assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
+    assert model.classifier.weight.T.is_contiguous()
+    assert model.decoder.embedding.tokens.weight.is_contiguous()
+
+
 def test_a_product_that_does_relu_itself_is_relu_of_the_product():
     x, weight, bias = (torch.randn(*shape, dtype=torch.double, requires_grad=True) for shape in ((5, 4), (7, 4), (7,)))
     assert difference(torch.ops.sightline.linear_relu(x, weight, bias), F.relu(F.linear(x, weight, bias))) <= 1e-12
