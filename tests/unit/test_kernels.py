@@ -10,6 +10,7 @@ from sightline.model.kernels import (
     add_and_norm,
     attention,
     drawn,
+    for_few_rows,
     keep,
     narrow,
     share_keys,
