@@ -71,7 +71,8 @@ def translate(
     def answer(texts: list[str]) -> list["Translation"]:
         return translator.search(texts, options, **more)
 
-    signal.signal(signal.SIGTERM, _interrupt)
+    for which in (signal.SIGTERM, signal.SIGINT):  # also where whoever started us does not listen
+        signal.signal(which, _interrupt)
     with contextlib.ExitStack() as stack:
         into: IO[bytes] = sys.stdout.buffer if out is None else stack.enter_context(out.open("ab"))
         progress = stack.enter_context(_progress(path, done, quiet=out is None and sys.stdout.isatty()))
