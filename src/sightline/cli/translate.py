@@ -60,8 +60,6 @@ def translate(
     path = None if file == "-" else Path(file)
     if path is not None and not path.is_file():
         raise InputError(f"{path}: there is no such file.")
-    if engine not in ("auto", "torch", "ctranslate2"):
-        raise InputError(f"--engine {engine}: known are auto, torch and ctranslate2.")
     translator = load([model, *(vote or [])], device=device, engine=cast("Any", engine))
     more: dict[str, Any] = {"prefix": prefix, "without": without or [], "details": as_json}
     several = options.nbest > 1 and not as_json
