@@ -26,8 +26,18 @@ SETS: dict[str, dict[str, Any]] = {
         "test": "multi30k/en-de.test2016.tsv.gz",
         "preset": "tiny",
         "limit": 3_000_000,
-        "beams": 5,
-        "sets": ["model.dropout=0.2", "train.r_drop=4", "train.steps=4000", "train.validate_every=2000"],
+        "search": {"beams": 5, "length_penalty": 1.6},
+        "sets": [
+            "data.vocab_size=8000",
+            "model.encoder.d_ff=512",
+            "model.decoder.d_ff=512",
+            "model.dropout=0.15",
+            "train.batch_tokens=8192",
+            "train.learning_rate=0.007",
+            "train.r_drop=4",
+            "train.steps=3500",
+            "train.validate_every=3500",
+        ],
     },
     "tatoeba": {
         "train": "tatoeba/en-de.train.tsv.xz",
@@ -35,7 +45,7 @@ SETS: dict[str, dict[str, Any]] = {
         "test": "tatoeba/en-de.test.tsv.gz",
         "preset": "small",
         "limit": 15_000_000,
-        "beams": 5,
+        "search": {"beams": 5},
         "sets": ["train.r_drop=3", "train.epochs=50"],
     },
 }
@@ -57,7 +67,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where the run goes")
     parser.add_argument("--set", dest="sets", action="append", default=[], help="an option of the training")
     parser.add_argument("--preset")
-    parser.add_argument("--beams", type=int)
     parser.add_argument("--name", help="of the result; nothing is kept without one")
     parser.add_argument("--on", nargs="+", default=["test", "dev"], choices=("dev", "test"), help="choose on dev alone")
     options = parser.parse_args()
@@ -73,10 +82,9 @@ def main() -> None:
         command += ["--set", assignment]
     subprocess.run(command, check=True)  # noqa: S603
     trained = time.perf_counter() - began
-    beams = options.beams or chosen["beams"]
     result: dict[str, Any] = {"parameters": parameters(folder)}
     for part in options.on:
-        result[part] = score(folder, options.data / chosen[part], beams)
+        result[part] = score(folder, options.data / chosen[part], chosen["search"])
         # From raw text to a score; what the other one takes is not counted.
         result.setdefault("seconds", {"training": round(trained, 1), "in all": round(time.perf_counter() - began, 1)})
     if result["parameters"] > chosen["limit"]:
@@ -84,7 +92,7 @@ def main() -> None:
     print(json.dumps(result, indent=2))
     if options.name:
         config = json.loads((folder / "run.json").read_text())["config"]
-        settings = {"set": options.set, "beams": beams, "config": config}
+        settings = {"set": options.set, "search": chosen["search"], "config": config}
         kept = {"where": where("sacrebleu", "sacremoses"), "settings": settings, "results": result}
         print(f"kept in {keep(f'quality-{options.name}', kept)}")
 
@@ -96,7 +104,7 @@ def parameters(folder: Path) -> int:
     return sum(p.numel() for p in load_model(folder).parameters())
 
 
-def score(folder: Path, test: Path, beams: int) -> dict[str, Any]:
+def score(folder: Path, test: Path, search: dict[str, Any]) -> dict[str, Any]:
     """Translate a test set with a trained model."""
     import torch  # noqa: PLC0415
     from sacrebleu.metrics import BLEU  # type: ignore[attr-defined]  # noqa: PLC0415
@@ -111,7 +119,7 @@ def score(folder: Path, test: Path, beams: int) -> dict[str, Any]:
     model: Any = load_model(folder, device)
     tokenizer = load_tokenizer(folder)
     sources, references = (list(side) for side in zip(*read_pairs(Table(test)), strict=True))
-    found = find(model, tokenizer.encode(sources), SearchConfig(beams=beams))
+    found = find(model, tokenizer.encode(sources), SearchConfig(**search))
     texts = [tokenizer.decode(best.ids) for (best,) in found]
     (folder / f"{test.name.split('.')[1]}.translated").write_text("\n".join(texts) + "\n")
     tokenised = BLEU(lowercase=True, tokenize="none", force=True)

@@ -101,12 +101,15 @@ def dropout_by_keys() -> None:
     report("dropout by keys drops the cells of the hash, and the same ones on the way back")
 
 
-def training_steps(r_drop: float) -> None:
+def training_steps(r_drop: float, optimizer: str, tolerance: float) -> None:
     """Three updates, compiled (on a GPU also recorded) and eager, come to the same weights: of one batch without
-    R-Drop, of two with it."""
+    R-Drop, of two with it. Adam's large epsilon keeps it from making a step of full length out of a gradient that is
+    rounding alone; Muon rounds to bfloat16 on a GPU, and may there differ by a step's last digit."""
     torch.compiler.reset()
     both = {"r_drop": r_drop, "accumulate": 2 if r_drop else 1}
-    options = TrainConfig(learning_rate=1e-3, schedule="constant", optimizer="muon", clip=1.0, ema=0.9, **both)
+    options = TrainConfig(
+        learning_rate=1e-3, schedule="constant", optimizer=optimizer, epsilon=1e-2, clip=1.0, ema=0.9, **both
+    )
     source, target = torch.randint(4, 41, (6, 16), device="cpu"), torch.randint(4, 41, (6, 16), device="cpu")
     layout = SharedRows(torch.arange(16).expand(6, 16) // 8, torch.arange(16).expand(6, 16) % 8)
     layout = SharedRows(*(part.cpu().contiguous() for part in layout))
@@ -121,9 +124,9 @@ def training_steps(r_drop: float) -> None:
             batches = [(i, batch) for i in range(options.accumulate)]
             step(Update(batches, 96 * len(batches), 192 * len(batches), Place(), 0.0), number, 1e-3)
         weights.append([*(p.detach().clone() for p in model.parameters()), *step.average])
-    for a, b in zip(*weights, strict=True):
-        assert difference(a, b) <= 1e-5
-    report(f"updates, compiled as eager, R-Drop {r_drop}")
+    furthest = max(difference(a, b) for a, b in zip(*weights, strict=True))
+    assert furthest <= tolerance, f"{optimizer}: {furthest} > {tolerance}"
+    report(f"updates by {optimizer}, compiled as eager, R-Drop {r_drop} ({furthest:.1e})")
 
 
 def report(what: str) -> None:
@@ -140,6 +143,7 @@ if __name__ == "__main__":
     whole("decoder-only, rotary, swiglu", writer("rotary", **ONE_LAYER), ids(2, 7))
     a_compiled_function_is_not_traced_in_silence()
     dropout_by_keys()
-    training_steps(0.0)
-    training_steps(5.0)
+    training_steps(0.0, "adam", 1e-6)
+    training_steps(5.0, "adam", 1e-6)
+    training_steps(0.0, "muon", 1e-5 if DEVICE == "cpu" else 1e-4)
     whole("encoder-only, learned", reader("learned", **ONE_LAYER), ids(2, 7))

@@ -21,4 +21,4 @@ def test_compiled_equals_eager(device):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("ok:") == 10
+    assert done.stdout.count("ok:") == 11
