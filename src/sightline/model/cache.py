@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from sightline.config import ModelConfig
 from sightline.errors import InputError
 from sightline.model.mask import Layout, Mask, Packing, SharedRows, longest_row
+from sightline.model.stepwise import Reading
 
 __all__ = ["Cache", "LayerCache", "Memory"]
 
@@ -42,9 +43,11 @@ class Cache:
         like: Tensor,
         static: bool = False,
         memory: Sequence[Memory] = (),
+        room: Float[Tensor, " n"] | None = None,
     ) -> None:
         """Empty, of the device and precision of `like`. A static cache looks at its whole capacity at every step: one
-        shape for all steps, as CUDA graphs need it."""
+        shape for all steps, as the compiler needs it. `room`: where in memory it lies; such a cache takes one token a
+        step, in the same place as all caches of its shape, and nothing in it moves when rows go on from others."""
         longest = config.positions.max_length
         if not 0 < capacity <= longest:
             raise InputError(f"a cache of {capacity} positions: model.positions.max_length allows 1 to {longest}.")
@@ -52,15 +55,21 @@ class Cache:
             raise InputError("a cache needs at least one row (beam) for each sentence.")
         heads = config.decoder.heads
         shape = (config.decoder.layers, rows, heads, capacity, config.d_model // heads)
-        self.keys: Float[Tensor, "layers rows heads capacity d_k"] = like.new_zeros(shape)
-        self.values: Float[Tensor, "layers rows heads capacity d_k"] = like.new_zeros(shape)
+        both = like.new_zeros(2, *shape) if room is None else room.view(2, *shape)
+        self.keys: Float[Tensor, "layers rows heads capacity d_k"] = both[0]
+        self.values: Float[Tensor, "layers rows heads capacity d_k"] = both[1]
         self.memory = [Memory(keys.contiguous(), values.contiguous(), mask) for keys, values, mask in memory]
+        self.holders: Int[Tensor, "rows capacity"] | None = None
+        """The row that holds what each row has at a position, where rows read each other's."""
+        self.numbers: Int[Tensor, " rows"] = torch.arange(rows, device=like.device)
         self.lengths: Int[Tensor, " rows"] = torch.zeros(rows, dtype=torch.long, device=like.device)
         self.capacity = capacity
         self.static = static
         self.used = 0  # positions of the longest row
         self.reach = capacity if static else 0  # keys from this column on are not looked at
         self.even = not static  # all rows are known to be of one length
+        if room is not None:
+            self.holders = self.numbers[:, None].repeat(1, capacity)
 
     def make_room(self, ids: Int[Tensor, "rows new"], layout: Layout = None) -> Int[Tensor, "rows new"]:
         """The positions that the next tokens of each row will take."""
@@ -75,11 +84,14 @@ class Cache:
             self.reach = needed
         return self.lengths[:, None] + torch.arange(ids.shape[1], device=self.lengths.device)
 
-    def visible(self, positions: Int[Tensor, "rows new"]) -> Bool[Tensor, "rows 1 new reach"] | None:
-        """Each new position may look at itself and at what came before it in its row. None: at all there is."""
+    def mask(self, positions: Int[Tensor, "rows new"]) -> Mask:
+        """Each new position may look at itself and at what came before it in its row."""
+        if self.holders is not None:
+            self.holders.scatter_(1, positions, self.numbers[:, None])
+            return Mask(reading=Reading(positions[:, 0] + 1, self.holders))
         if self.even and positions.shape[1] == 1:
-            return None
-        return torch.arange(self.reach, device=positions.device) <= positions[:, None, :, None]
+            return Mask(sighted=True)
+        return Mask(torch.arange(self.reach, device=positions.device) <= positions[:, None, :, None], sighted=True)
 
     def advance(self, ids: Int[Tensor, "rows new"], layout: Layout = None) -> None:
         """Count what was added: all of it, or only the True cells of a layout (prompts of unequal length, padded on the
@@ -95,8 +107,11 @@ class Cache:
         memories hold stays where it is."""
         if rows.shape != self.lengths.shape:
             raise InputError(f"the cache has {len(self.lengths)} rows, and an order of {len(rows)} does not fit it.")
-        for kept in (self.keys, self.values):
-            kept[:, :, :, : self.reach] = kept[:, rows, :, : self.reach]
+        if self.holders is not None:
+            self.holders.copy_(self.holders[rows])
+        else:
+            for kept in (self.keys, self.values):
+                kept[:, :, :, : self.reach] = kept[:, rows, :, : self.reach]
         self.lengths.copy_(self.lengths[rows])
 
     def keep(self, sentences: Int[Tensor, " kept"]) -> None:
@@ -104,6 +119,7 @@ class Cache:
         beams = len(self.lengths) // len(self.memory[0].keys)
         rows = (sentences[:, None] * beams + torch.arange(beams, device=sentences.device)).flatten()
         self.keys, self.values, self.lengths = self.keys[:, rows], self.values[:, rows], self.lengths[rows]
+        self.numbers = self.numbers[: len(rows)]
         for i, (keys, values, mask) in enumerate(self.memory):
             allowed = None if mask.allowed is None else mask.allowed[sentences]
             self.memory[i] = Memory(keys[sentences], values[sentences], mask._replace(allowed=allowed))
@@ -125,7 +141,7 @@ class LayerCache(NamedTuple):
             new = slice(self.cache.used, self.cache.used + k.shape[2])
             keys[:, :, new], values[:, :, new] = k.detach(), v.detach()
         else:
-            rows = torch.arange(len(k), device=k.device)[:, None]
+            rows = self.cache.numbers[:, None]
             keys[rows, :, self.positions] = k.detach().transpose(1, 2).to(keys.dtype)
             values[rows, :, self.positions] = v.detach().transpose(1, 2).to(values.dtype)
         keys, values = (kept[:, :, : self.cache.reach].to(k.dtype) for kept in (keys, values))

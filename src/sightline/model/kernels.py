@@ -1,6 +1,6 @@
 """What makes a pass fast and changes nothing in it: the same operations, computed in the way that suits the device.
 
-None of this needs reading to understand the model. `attention` is equation 1, `Dropout` is dropout, and `narrow` says
+None of this needs reading to understand the model. `attend` is equation 1, `Dropout` is dropout, and `narrow` says
 in which precision vectors travel between the layers.
 """
 
@@ -16,13 +16,33 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sightline.model.fused import fits, residual_norm
+from sightline.model.mask import Mask, attend_packed
+from sightline.model.stepwise import attend_rows
 
-__all__ = ["SHORT", "Dropout", "activated", "add_and_norm", "attention", "for_few_rows", "narrow", "share_keys"]
+__all__ = ["SHORT", "Dropout", "activated", "add_and_norm", "attend", "for_few_rows", "narrow", "share_keys"]
 
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 SHORT = 64
 """Keys up to which plain matrix products beat the fused attention kernels, once the compiler has fused what is between
 them (docs/decisions/0007)."""
+
+
+def attend(
+    q: Float[Tensor, "batch heads query d_k"],
+    k: Float[Tensor, "holders heads key d_k"],
+    v: Float[Tensor, "holders heads key d_k"],
+    mask: Mask,
+    dropout: float,
+) -> Float[Tensor, "batch heads query d_k"]:
+    """softmax(q·kᵀ / √d_k)·v where the mask allows it, by the kernel that suits it. A query that may look nowhere gets
+    zeros."""
+    if mask.packed is not None:
+        return attend_packed(q, k, v, mask.packed, mask.causal, dropout)
+    if mask.reading is not None:
+        return attend_rows(q, k, v, mask.reading)
+    allowed, blind = mask.for_kernel(q.shape[2], k.shape[2], q.device)
+    z = attention(q, k, v, allowed, dropout, mask.causal and allowed is None)
+    return z if blind is None else z.masked_fill(blind, 0)
 
 
 def attention(

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from sightline.errors import InputError
+from sightline.model.stepwise import Reading
 
 __all__ = ["Layout", "Mask", "Packing", "SharedRows", "SourceLayout", "attend_packed", "longest_row"]
 
@@ -95,6 +96,7 @@ class Mask(NamedTuple):
     causal: bool = False  # the look-ahead mask: no position sees a later one (§3.2.3)
     packed: tuple[Packing, Packing] | None = None  # of queries and keys: each sentence looks only at its own
     sighted: bool = False  # every query is known to see something
+    reading: Reading | None = None  # instead of the others: one query a row, and what it reads (stepwise.py)
 
     @classmethod
     def of(cls, keys: SourceLayout, queries: Layout = None, *, causal: bool = False) -> "Mask":

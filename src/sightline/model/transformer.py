@@ -19,8 +19,8 @@ from sightline.config import ModelConfig, PositionsConfig, StackConfig
 from sightline.errors import InputError
 from sightline.model.cache import Cache, LayerCache, Memory
 from sightline.model.initialise import initialise
-from sightline.model.kernels import Dropout, activated, add_and_norm, attention, narrow
-from sightline.model.mask import Layout, Mask, Packing, SharedRows, SourceLayout, attend_packed, longest_row
+from sightline.model.kernels import Dropout, activated, add_and_norm, attend, narrow
+from sightline.model.mask import Layout, Mask, Packing, SharedRows, SourceLayout, longest_row
 
 __all__ = ["Attend", "DecoderOnly", "EncoderDecoder", "EncoderOnly", "Model", "build"]
 
@@ -30,7 +30,7 @@ Vectors = Float[Tensor, "batch length d_model"]
 Encoded = Float[Tensor, "batch source d_model"]
 Heads = Float[Tensor, "batch heads length d_k"]
 Queries = Float[Tensor, "batch heads query d_k"]
-Keys = Float[Tensor, "batch heads key d_k"]
+Keys = Float[Tensor, "holders heads key d_k"]
 Waves = Float[Tensor, "#batch 1 length d_k"] | None
 Logits = Float[Tensor, "batch length vocab"]
 
@@ -115,12 +115,7 @@ class Attend(nn.Module):
         self.dropout = dropout
 
     def forward(self, q: Queries, k: Keys, v: Keys, mask: Mask) -> Queries:
-        dropout = self.dropout if self.training else 0.0
-        if mask.packed is not None:
-            return attend_packed(q, k, v, mask.packed, mask.causal, dropout)
-        allowed, blind = mask.for_kernel(q.shape[2], k.shape[2], q.device)
-        z = attention(q, k, v, allowed, dropout, mask.causal and allowed is None)
-        return z if blind is None else z.masked_fill(blind, 0)
+        return attend(q, k, v, mask, self.dropout if self.training else 0.0)
 
 
 class MultiHeadAttention(nn.Module):
@@ -172,7 +167,7 @@ class CrossAttention(MultiHeadAttention):
 
     def forward(self, x: Vectors, memory: Memory) -> Vectors:
         (q,), (k, v, mask) = self.split(self.query(x), 1), memory
-        if len(q) == len(k):
+        if len(q) == len(k) or mask.reading is not None:
             return self.concat(self.attend(q, k, v, mask))
         # The beams of a sentence put their queries one after another to the one copy of its keys and values.
         q = q.view(len(k), -1, *q.shape[1:]).transpose(1, 2)
@@ -294,7 +289,7 @@ class Decoder(Stack):
         self, ids: Ids, layout: Layout = None, memory: Sequence[Memory] = (), cache: Cache | None = None
     ) -> Vectors:
         positions = self.positions(ids, layout) if cache is None else cache.make_room(ids, layout)
-        mask = Mask.of(layout, layout, causal=True) if cache is None else Mask(cache.visible(positions), sighted=True)
+        mask = Mask.of(layout, layout, causal=True) if cache is None else cache.mask(positions)
         x, waves = self.embedding(ids, positions), self.waves(positions)
         for i, layer in enumerate(self.layers):
             kept = None if cache is None else LayerCache(cache, i, positions)

@@ -9,16 +9,17 @@ those that grow and the best that have ended, and only sees the others in what t
 """
 
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sightline.config import SearchConfig
+from sightline.search.growing import Growing
 from sightline.search.hypothesis import Hypothesis
-from sightline.search.rules import Rules
-from sightline.search.scorer import highest
+from sightline.search.rules import Forced, Rules
+from sightline.search.scorer import Scores, highest
 from sightline.text.tokenizer import END, PAD, START
 
 __all__ = ["Beams"]
@@ -36,18 +37,34 @@ class Chosen(NamedTuple):
     """The hypothesis that it continues."""
 
 
-class Beams:
+class Beams(Growing):
     """The hypotheses of a batch of sentences. Rows are beams; those of a pool are neighbours, as are those of a
     sentence."""
 
+    blank: ClassVar[dict[str, float]] = {
+        "tokens": PAD,
+        "log_probs": 0.0,
+        "living": -math.inf,
+        "finished": -math.inf,
+        "endings": PAD,
+        "ending_log_probs": 0.0,
+        "over": True,
+        "margin": math.inf,
+        "covered": 0.0,
+        "source": False,
+    }
+    along: ClassVar[set[str]] = {"tokens", "log_probs", "endings", "ending_log_probs"}
+
     def __init__(self, rules: Rules, config: SearchConfig, source: Bool[Tensor, "sentences source"]) -> None:
         """`source`: where the sources have tokens."""
-        self.rules, self.config, device = rules, config, source.device
+        self.rules, self.config, self.sentences, device = rules, config, len(source), source.device
         self.width = config.beams // config.groups
         pools, longest = len(source) * config.groups, rules.longest
-        shape = (pools, self.width)
-        self.tokens: Int[Tensor, "rows length"] = torch.full((pools * self.width, 1), START, device=device)
-        self.log_probs: Float[Tensor, "rows length"] = torch.zeros(pools * self.width, 0, device=device)
+        shape, rows = (pools, self.width), pools * self.width
+        self.length = torch.ones((), dtype=torch.long, device=device)
+        self.tokens = torch.full((rows, longest + 1), PAD, device=device)
+        self.tokens[:, 0] = START
+        self.log_probs: Float[Tensor, "rows longest"] = torch.zeros(rows, longest, device=device)
         self.living: Float[Tensor, "pools width"] = torch.full(shape, -math.inf, device=device)
         self.living[:, 0] = 0.0  # all beams begin alike: only one of them counts
         self.finished: Float[Tensor, "pools width"] = torch.full(shape, -math.inf, device=device)
@@ -56,44 +73,40 @@ class Beams:
         self.over: Bool[Tensor, " pools"] = torch.zeros(pools, dtype=torch.bool, device=device)
         self.margin: Float[Tensor, " pools"] = torch.full((pools,), math.inf, device=device)
         """How near any decision was to falling differently."""
-        self.source = source
-        self.covered: Tensor | None = None
+        self.source = source if config.coverage_penalty else source[:, :0]
+        self.covered: Float[Tensor, "rows source"] = torch.zeros(rows, self.source.shape[1], device=device)
         """Attention that each source token has got, where that counts."""
 
-    def grow(
-        self,
-        scores: Float[Tensor, "rows vocab"],
-        norm: Float[Tensor, " rows"],
-        attention: Float[Tensor, "rows source"] | None = None,
-    ) -> Int[Tensor, " rows"]:
+    def grow(self, scores: Scores) -> Int[Tensor, " rows"]:
         """Add one token to every hypothesis: its own best ones compete with those of the other beams. Returns the rows
         that each row goes on from."""
-        self.rules.apply(scores, self.tokens)
-        length, width = self.tokens.shape[1], self.width
-        if attention is not None:
-            self.covered = attention if self.covered is None else self.covered + attention
-        best = self._choose(scores, norm)
+        forced = self.rules.apply(scores, self.tokens, self.length)
+        if scores.attention is not None:
+            self.covered += scores.attention
+        best = self._choose(scores, forced)
         ends = (best.token == END) & (best.total > -math.inf)
         self._note_ties(best, ends)
-        if best.total.is_cuda or bool(ends[:, :width].any()):  # asking a GPU costs a wait
-            self._finish(best, ends, length)
+        if best.total.is_cuda or bool(ends[:, : self.width].any()):  # asking a GPU costs a wait
+            self._finish(best, ends)
         going = torch.where(ends, -math.inf, best.total)
-        self.living, chosen = going.topk(width, dim=1)
+        living, chosen = going.topk(self.width, dim=1)
         rows = best.row.gather(1, chosen).flatten()
-        self.tokens = torch.cat([self.tokens[rows], best.token.gather(1, chosen).view(-1, 1)], 1)
-        self.log_probs = torch.cat([self.log_probs[rows], best.log_prob.gather(1, chosen).view(-1, 1)], 1)
-        self.covered = None if self.covered is None else self.covered[rows]
-        self.over |= self._is_over()
-        self.living = self.living.masked_fill(self.over[:, None], -math.inf)  # whatever its neighbours still do
+        for written in (self.tokens, self.log_probs, self.covered):
+            written.copy_(written[rows])
+        self.tokens.index_copy_(1, self.length.view(1), best.token.gather(1, chosen).view(-1, 1))
+        self.log_probs.index_copy_(1, self.length.view(1) - 1, best.log_prob.gather(1, chosen).view(-1, 1))
+        self.over |= self._is_over(living)
+        self.living.copy_(living.masked_fill(self.over[:, None], -math.inf))  # whatever its neighbours still do
+        self.length += 1
         return rows
 
-    def _choose(self, scores: Tensor, norm: Tensor) -> Chosen:
+    def _choose(self, scores: Scores, forced: Forced) -> Chosen:
         """Twice as many as there are beams, and one more: however many of them end, enough go on, and the best of those
         that do not is seen too."""
         width, groups = self.width, self.config.groups
         others = self.config.beams if groups > 1 else 0  # so many tokens may have been taken by earlier groups
-        value, token = highest(scores, 2 * width + 1 + others)
-        log_prob = value - norm[:, None]
+        value, token = forced.among(*highest(scores.values, 2 * width + 1 + others, scores.maxima))
+        log_prob = value - scores.norm[:, None]
         total = self.living.view(-1, 1) + log_prob
         each, pools = token.shape[1], len(self.living)
         total, log_prob, token = (x.reshape(pools, -1) for x in (total, log_prob, token))
@@ -128,33 +141,34 @@ class Beams:
     def _note(self, gap: Float[Tensor, " pools"]) -> None:
         """-inf is further from anything than any gap, and what is over decides nothing."""
         gap = torch.where(gap.isnan() | self.over, math.inf, gap)
-        self.margin = torch.minimum(self.margin, gap)
+        self.margin.copy_(torch.minimum(self.margin, gap))
 
-    def _finish(self, best: Chosen, ends: Tensor, length: int) -> None:
+    def _finish(self, best: Chosen, ends: Tensor) -> None:
         """Keep the best finished hypotheses of each pool. An end must rank among the beams to count."""
         width = self.width
         ends = ends[:, :width] & ~self.over[:, None]
         rows = best.row[:, :width]
-        score = best.total[:, :width] / length**self.config.length_penalty
-        if self.covered is not None:
+        scale = self.length**self.config.length_penalty
+        score = best.total[:, :width] / scale
+        if self.config.coverage_penalty:
             source = self.source.repeat_interleave(self.config.beams, 0)
             logs = self.covered.clamp(1e-9, 1).log().masked_fill(~source, 0.0).sum(1)
             score = score + self.config.coverage_penalty * logs[rows]
         score = score.masked_fill(~ends, -math.inf)
         ranked, kept = torch.cat([self.finished, score], 1).sort(1, descending=True)
         if self.config.nbest == width:
-            self._note((ranked[:, width - 1] - ranked[:, width]) * length**self.config.length_penalty)
-        self.finished, kept = ranked[:, :width], kept[:, :width, None].expand(-1, -1, self.endings.shape[2])
-        room = self.endings.shape[2] - length
-        texts = torch.nn.functional.pad(self.tokens[rows][:, :, 1:], (0, room + 1), value=PAD)
-        log_probs = torch.cat([self.log_probs[rows], best.log_prob[:, :width, None]], 2)
-        log_probs = torch.nn.functional.pad(log_probs, (0, room))
-        self.endings = torch.cat([self.endings, texts], 1).gather(1, kept)
-        self.ending_log_probs = torch.cat([self.ending_log_probs, log_probs], 1).gather(1, kept)
+            self._note((ranked[:, width - 1] - ranked[:, width]) * scale)
+        self.finished.copy_(ranked[:, :width])
+        kept = kept[:, :width, None].expand(self.endings.shape)
+        texts = self.tokens[rows][:, :, 1:]
+        log_probs = self.log_probs[rows]
+        log_probs.index_copy_(2, self.length.view(1) - 1, best.log_prob[:, :width, None])
+        self.endings.copy_(torch.cat([self.endings, texts], 1).gather(1, kept))
+        self.ending_log_probs.copy_(torch.cat([self.ending_log_probs, log_probs], 1).gather(1, kept))
 
-    def _is_over(self) -> Bool[Tensor, " pools"]:
+    def _is_over(self, living: Float[Tensor, "pools width"]) -> Bool[Tensor, " pools"]:
         """Nothing grows any more, or nothing more can come of it (`SearchConfig.stop`)."""
-        highest_living = self.living.amax(1)
+        highest_living = living.amax(1)
         if self.config.stop == "full":
             done = self.finished[:, -1] > -math.inf
         else:  # a total only falls, and is divided by the limit's length at most
@@ -166,17 +180,6 @@ class Beams:
     def done(self) -> Bool[Tensor, " sentences"]:
         """Which sentences are over."""
         return self.over.view(-1, self.config.groups).all(1)
-
-    def keep(self, sentences: Int[Tensor, " kept"]) -> None:
-        """Go on with these sentences alone."""
-        pools = _spread(sentences, self.config.groups)
-        rows = _spread(pools, self.width)
-        self.tokens, self.log_probs, self.source = self.tokens[rows], self.log_probs[rows], self.source[sentences]
-        self.living, self.finished, self.over = self.living[pools], self.finished[pools], self.over[pools]
-        self.endings, self.ending_log_probs = self.endings[pools], self.ending_log_probs[pools]
-        self.margin = self.margin[pools]
-        self.covered = None if self.covered is None else self.covered[rows]
-        self.rules.keep(sentences)
 
     def answers(self) -> list[tuple[list[Hypothesis], float]]:
         """The best finished hypotheses of each sentence, and how near it was that others had been found."""
@@ -203,8 +206,3 @@ class Beams:
 def _next(score: Tensor, count: int) -> Tensor:
     """The score after each of the first few; -inf after the last."""
     return torch.nn.functional.pad(score[:, 1 : count + 1], (0, max(0, count + 1 - score.shape[1])), value=-math.inf)
-
-
-def _spread(numbers: Int[Tensor, " n"], times: int) -> Int[Tensor, " m"]:
-    """The numbers of the parts, where each thing has so many."""
-    return (numbers[:, None] * times + torch.arange(times, device=numbers.device)).flatten()

@@ -7,15 +7,19 @@ any decision was so near is searched again by itself, and that answer counts. So
 nothing.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from sightline.config import SearchConfig
 from sightline.errors import InputError
 from sightline.model.transformer import EncoderDecoder
 from sightline.search.beam import Beams
 from sightline.search.hypothesis import Hypothesis, Wish
+from sightline.search.recorded import RecordedSearch, stage_of
 from sightline.search.rules import Rules
 from sightline.search.sampling import Samples
 from sightline.search.scorer import Scorer
@@ -76,8 +80,8 @@ def stream(model: EncoderDecoder, source: Sequence[int], config: SearchConfig, w
         raise InputError(
             f"beams = {config.beams} change their mind; tokens can be streamed from one beam or one sample."
         )
-    for state in _steps([model], [source], config, [wish]):
-        token = int(state.tokens[0, -1])
+    for state in _steps([model], [source], config, [wish], every=1):
+        token = int(state.last()[0])
         if bool(state.done()[0]):
             break
         yield token
@@ -99,34 +103,69 @@ def _search(
     return [answer for answer in answers if answer is not None]
 
 
-@torch.no_grad()
 def _steps(
-    models: Sequence[EncoderDecoder], sources: Sequence[Sequence[int]], config: SearchConfig, wishes: Sequence[Wish]
+    models: Sequence[EncoderDecoder],
+    sources: Sequence[Sequence[int]],
+    config: SearchConfig,
+    wishes: Sequence[Wish],
+    *,
+    every: int | None = None,
 ) -> Iterator[Beams | Samples]:
     """The state of a search after each token that is added to all hypotheses of a batch; on a GPU, which one waits for,
     after every eighth. When a quarter of the sentences is done, these leave."""
     device = models[0].classifier.weight.device
+    every = every or (1 if device.type == "cpu" else 8)
     ids = torch.full((len(sources), max(map(len, sources)) + 1), PAD)
     for row, source in zip(ids, sources, strict=True):
         row[: len(source) + 1] = torch.tensor([*source, END])
     ids = ids.to(device)
     room = min(model.config.positions.max_length for model in models)
     rules = Rules([len(source) + 1 for source in sources], config, wishes, room, device)
-    watched = config.coverage_penalty > 0 and not config.sample
-    scorer = Scorer(models, ids, beams=config.beams, capacity=rules.longest, watched=watched)
     state = Samples(rules, config, sources) if config.sample else Beams(rules, config, ids != PAD)
-    every = 1 if device.type == "cpu" or len(sources) == 1 else 8
-    for length in range(1, rules.longest + 1):
-        rows = state.grow(*scorer.next(state.tokens[:, -1:]), scorer.attention)
-        seen = length % every == 0 or length == rules.longest
-        if seen:
+    with _search_from(state, models, ids) as search:
+        for length in range(1, rules.longest + 1):
+            search.advance()
+            if length % every and length < rules.longest:
+                continue
+            state = search.state
             yield state
-        done = state.done() if seen else None
-        if done is not None and bool(done.all()):
-            return
-        if rows is not None and config.beams > 1:
-            scorer.reorder(rows)
-        if done is not None and float(done.float().mean()) >= LEAVE:
-            kept = (~done).nonzero()[:, 0]
-            scorer.keep(kept)
-            state.keep(kept)
+            done = state.done()
+            if bool(done.all()):
+                return
+            if float(done.float().mean()) >= LEAVE:
+                search.keep((~done).nonzero()[:, 0])
+
+
+@contextlib.contextmanager
+def _search_from(
+    state: Beams | Samples, models: Sequence[EncoderDecoder], source: Tensor
+) -> Iterator["PlainSearch | RecordedSearch"]:
+    """Recorded where that can be: what a search hears of attention or bans by words is not."""
+    watched = state.config.coverage_penalty > 0 and not state.config.sample
+    stage = None if watched or any(state.rules.without) else stage_of(models)
+    if stage is None:
+        scorer = Scorer(models, source, beams=state.config.beams, capacity=state.rules.longest, watched=watched)
+        yield PlainSearch(scorer, state)
+        return
+    try:
+        yield RecordedSearch(stage, models[0], source, state)
+    finally:
+        stage.taken.release()
+
+
+class PlainSearch:
+    """The search for the answers to a batch of sources, step by step."""
+
+    def __init__(self, scorer: Scorer, state: Beams | Samples) -> None:
+        self.scorer, self.state = scorer, state
+
+    def advance(self) -> None:
+        """Add one token to every hypothesis."""
+        rows = self.state.grow(self.scorer.next(self.state.last()))
+        if rows is not None and self.state.config.beams > 1:
+            self.scorer.reorder(rows)
+
+    def keep(self, sentences: Int[Tensor, " kept"]) -> None:
+        """Go on with these sentences alone."""
+        self.scorer.keep(sentences)
+        self.state.keep(sentences)

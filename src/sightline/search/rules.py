@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -10,9 +11,11 @@ from torch import Tensor
 from sightline.config import SearchConfig
 from sightline.errors import InputError
 from sightline.search.hypothesis import Wish
+from sightline.search.scorer import Scores
+from sightline.search.state import State
 from sightline.text.tokenizer import END, PAD, START, UNKNOWN
 
-__all__ = ["Rules", "bounds"]
+__all__ = ["Forced", "Rules", "bounds"]
 
 NEVER = [PAD, START, UNKNOWN]
 """These are no words."""
@@ -27,61 +30,69 @@ def bounds(length: int, config: SearchConfig, wish: Wish, room: int) -> tuple[in
     return limit, min(math.ceil(config.min_ratio * (length - 1)), limit - 1)
 
 
-class Rules:
+class Forced(NamedTuple):
+    """The one token that may come in a row: its prefix goes on, or there is room for the end only."""
+
+    token: Int[Tensor, "rows 1"]
+    """-1 where others may come."""
+    value: Float[Tensor, "rows 1"]
+
+    def among(
+        self, value: Float[Tensor, "rows best"], token: Int[Tensor, "rows best"]
+    ) -> tuple[Float[Tensor, "rows best"], Int[Tensor, "rows best"]]:
+        """The best tokens of each row; where one is forced, it is the only one."""
+        free = self.token < 0
+        first = torch.arange(value.shape[1], device=value.device) == 0
+        only = torch.where(first, self.value, -math.inf)
+        return torch.where(free, value, only), torch.where(free | ~first, token, self.token)
+
+
+class Rules(State):
     """The limits of each sentence, and what is wished of it. A sentence has `beams` neighbouring rows."""
+
+    blank: ClassVar[dict[str, float]] = {"limits": 1, "least": 0, "prefix": -1}
+    along: ClassVar[set[str]] = {"prefix"}
 
     def __init__(
         self, lengths: Sequence[int], config: SearchConfig, wishes: Sequence[Wish], room: int, device: torch.device
     ) -> None:
         """`lengths`: tokens of each source, its end among them. `room`: tokens that a model can write at most."""
-        limits, least = [], []
-        for length, wish in zip(lengths, wishes, strict=True):
-            if len(wish.prefix) >= room:
-                raise InputError(
-                    f"a prefix of {len(wish.prefix)} tokens leaves no room: the model writes at most {room}."
-                )
-            limit = max(int(config.max_ratio * length) + config.max_extra, len(wish.prefix) + 1)
-            limits.append(min(limit, room))
-            least.append(min(math.ceil(config.min_ratio * (length - 1)), limits[-1] - 1))
-        self.beams = config.beams
+        both = [bounds(length, config, wish, room) for length, wish in zip(lengths, wishes, strict=True)]
+        limits, least = ([each[i] for each in both] for i in (0, 1))
+        self.beams, self.sentences, self.longest = config.beams, len(lengths), max(limits)
         self.limits: Int[Tensor, " sentences"] = torch.tensor(limits, device=device)
         """Tokens of the longest answer, its end among them."""
         self.least: Int[Tensor, " sentences"] = torch.tensor(least, device=device)
-        self.longest = max(limits)
-        self.shortest = max(least)
-        self.first_limit = min(limits)
-        forced = max(len(wish.prefix) for wish in wishes)
-        rows = [[*wish.prefix, *[-1] * (forced - len(wish.prefix))] for wish in wishes]
-        self.prefix: Int[Tensor, "sentences forced"] = torch.tensor(rows, dtype=torch.long, device=device)
+        rows = [[*wish.prefix, *[-1] * (self.longest - len(wish.prefix))] for wish in wishes]
+        self.prefix: Int[Tensor, "sentences longest"] = torch.tensor(rows, device=device)
         self.without = [[torch.tensor(ids, device=device) for ids in wish.without if ids] for wish in wishes]
         self.never = torch.tensor(NEVER, device=device)
+        self.has_least = config.min_ratio > 0
 
-    def apply(self, scores: Float[Tensor, "rows vocab"], tokens: Int[Tensor, "rows length"]) -> None:
-        """Put -inf where a token may not come, after `tokens` (which begin with START); in place. A prefix comes first,
-        whatever else is asked."""
-        length = tokens.shape[1]  # of the answer with the token that comes now
-        forced = self.prefix[:, length - 1 : length].repeat_interleave(self.beams, 0)
-        wanted = scores.gather(1, forced.clamp(min=0))
-        scores.index_fill_(1, self.never, -math.inf)
-        if self.shortest >= length:
+    def apply(self, scores: Scores, tokens: Int[Tensor, "rows longest"], length: Int[Tensor, ""]) -> Forced:
+        """Put -inf where a token may not come, in place. `length`: of the answer with the token that comes now, whose
+        place in `tokens` this is too, as they begin with START. A prefix comes first, whatever else is asked."""
+        prefix = self.prefix.index_select(1, length.view(1) - 1)[:, 0]
+        forced = torch.where(self.limits <= length, END, prefix).repeat_interleave(self.beams)[:, None]
+        value = scores.values.gather(1, forced.clamp(min=0)).float()
+        scores.values.index_fill_(1, self.never, -math.inf)
+        if self.has_least:
             early = (self.least >= length).repeat_interleave(self.beams)
-            scores[:, END] = scores[:, END].masked_fill(early, -math.inf)
+            scores.values[:, END] = scores.values[:, END].masked_fill(early, -math.inf)
+        if any(self.without):
+            self._ban(scores.values, tokens, int(length))
+        scores.look_again()
+        return Forced(forced, value)
+
+    def _ban(self, values: Tensor, tokens: Tensor, length: int) -> None:
         for i, banned in enumerate(self.without):
             mine = slice(i * self.beams, (i + 1) * self.beams)
             for ids in banned:
                 if len(ids) <= length:
-                    again = (tokens[mine, length - len(ids) + 1 :] == ids[:-1]).all(1)
-                    scores[mine, ids[-1]] = scores[mine, ids[-1]].masked_fill(again, -math.inf)
-        if self.first_limit <= length:  # there is room for the end only
-            full = (self.limits <= length).repeat_interleave(self.beams)
-            end = scores[:, END].clone()
-            scores.masked_fill_(full[:, None], -math.inf)
-            scores[:, END] = end
-        if forced.shape[1]:
-            scores.masked_fill_(forced >= 0, -math.inf)
-            scores.scatter_(1, forced.clamp(min=0), torch.where(forced >= 0, wanted, scores[:, :1]))
+                    again = (tokens[mine, length - len(ids) + 1 : length] == ids[:-1]).all(1)
+                    values[mine, ids[-1]] = values[mine, ids[-1]].masked_fill(again, -math.inf)
 
     def keep(self, sentences: Int[Tensor, " kept"]) -> None:
         """Go on with these sentences alone."""
-        self.limits, self.least, self.prefix = self.limits[sentences], self.least[sentences], self.prefix[sentences]
-        self.without = [self.without[i] for i in sentences.tolist()]
+        super().keep(sentences)
+        self.without = [self.without[i] for i in sentences.tolist()] if any(self.without) else []

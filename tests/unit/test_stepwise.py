@@ -1,0 +1,99 @@
+"""The kernels of a step of generation give what plain torch gives.
+
+They run in a process of their own, without the shape checks of the other tests, which would stand in the compiler's
+way: on the GPU where there is one, otherwise in Triton's interpreter, which must be asked for before Triton is
+imported.
+"""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sightline.model import stepwise
+from sightline.model.stepwise import CHUNK, Reading, attend_rows, summary
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+ASKED = "TRITON_INTERPRET"
+kernels = pytest.mark.skipif(ASKED not in os.environ, reason="run by test_kernels, in a process of its own")
+
+
+@pytest.mark.skipif(ASKED in os.environ, reason="this is that process")
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_kernels():
+    options = ["--noconftest", "-p", "no:cacheprovider", "-q", "-W", "default"]
+    command = [sys.executable, "-m", "pytest", *options, __file__]
+    environment = {**os.environ, ASKED: "0" if CUDA else "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed" in done.stdout
+
+
+def random_rows(sentences, beams, d, capacity=70, dtype=torch.float32):
+    rows = sentences * beams
+    q = torch.randn(rows, 1, 3, 2, d, device=DEVICE, dtype=dtype).permute(2, 0, 3, 1, 4)[1]  # as a split projection is
+    k, v = torch.randn(2, rows, 2, capacity, d, device=DEVICE, dtype=dtype)
+    lengths = torch.randint(1, capacity + 1, (rows,), device=DEVICE)
+    lengths[0], lengths[-1] = 1, capacity
+    holders = torch.randint(0, rows, (rows, capacity), device=DEVICE)
+    return q, k, v, lengths, holders
+
+
+@pytest.mark.parametrize(("sentences", "beams", "d"), [(1, 1, 16), (3, 4, 64), (2, 3, 24)])
+def test_each_row_reads_its_keys_where_they_are(sentences, beams, d):
+    q, k, v, lengths, holders = random_rows(sentences, beams, d)
+    found = attend_rows(q, k, v, Reading(lengths, holders))
+    sources = attend_rows(q, k[:sentences], v[:sentences], Reading(lengths[:sentences]))
+    place = torch.arange(70, device=DEVICE)
+    for row in range(len(q)):
+        seen = place[: lengths[row]]
+        mine = holders[row, seen]
+        expected = F.scaled_dot_product_attention(
+            q[row], k[mine, :, seen].transpose(0, 1), v[mine, :, seen].transpose(0, 1)
+        )
+        assert (found[row] - expected).abs().max() <= 1e-5
+        sentence = row // beams
+        n = lengths[sentence]
+        expected = F.scaled_dot_product_attention(q[row], k[sentence, :, :n], v[sentence, :, :n])
+        assert (sources[row] - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("n", [3, CHUNK, 1000, 64 * CHUNK, 9001])
+def test_a_summary_is_the_norm_and_the_highest_of_each_chunk(n):
+    scores = torch.randn(5, n, device=DEVICE) * 3
+    scores[1, n // 2] = 50
+    scores[2, ::2] = -torch.inf
+    norm, maxima = summary(scores)
+    assert torch.allclose(norm, scores.logsumexp(-1), atol=1e-5)
+    assert torch.equal(maxima, torch.stack([part.amax(1) for part in scores.split(CHUNK, 1)], 1))
+
+
+@kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("sentences", "beams", "d"), [(1, 1, 16), (3, 4, 64), (2, 3, 24), (5, 1, 128)])
+def test_attention_by_the_kernel(sentences, beams, d, dtype):
+    q, k, v, lengths, holders = random_rows(sentences, beams, d, dtype=dtype)
+    for reading in (Reading(lengths, holders), Reading(lengths[:sentences])):
+        keys, values = (k, v) if reading.holders is not None else (k[:sentences], v[:sentences])
+        kernel = stepwise._attend_by_kernel(q, keys, values, reading)
+        plain = attend_rows(q.cpu(), keys.cpu(), values.cpu(), Reading(*(x if x is None else x.cpu() for x in reading)))
+        assert kernel.shape == q.shape
+        assert (kernel.cpu() - plain).abs().max() <= (1e-5 if dtype is torch.float32 else 2e-2)
+
+
+@kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n", [3, CHUNK, 1000, 64 * CHUNK, 9001])
+def test_a_summary_by_the_kernel(n, dtype):
+    scores = (torch.randn(5, n, device=DEVICE) * 3).to(dtype)
+    scores[1, n // 2] = 50
+    scores[2, ::2] = -torch.inf
+    norm, maxima = stepwise._summary_by_kernel(scores)
+    plain, expected = summary(scores.cpu())
+    assert torch.allclose(norm.cpu(), plain, atol=1e-4)
+    assert torch.equal(maxima.cpu(), expected)
