@@ -26,7 +26,7 @@ SETS: dict[str, dict[str, Any]] = {
         "test": "multi30k/en-de.test2016.tsv.gz",
         "preset": "tiny",
         "limit": 3_000_000,
-        "search": {"beams": 5, "length_penalty": 1.6},
+        "search": {"beams": 5},
         "sets": [
             "data.vocab_size=8000",
             "model.encoder.d_ff=512",
@@ -35,8 +35,8 @@ SETS: dict[str, dict[str, Any]] = {
             "train.batch_tokens=8192",
             "train.learning_rate=0.007",
             "train.r_drop=4",
-            "train.steps=3500",
-            "train.validate_every=3500",
+            "train.steps=3000",
+            "train.validate_every=3000",
         ],
     },
     "tatoeba": {

@@ -26,6 +26,10 @@ __all__ = ["CHUNK", "Reading", "attend_rows", "summary"]
 
 CHUNK = 64
 """Neighbouring tokens of the vocabulary of which `summary` tells the highest score."""
+ATTEND, SUMMARY = (32, 1), (32, 4)
+"""Keys, or chunks, that a program reads at a time, and its warps."""
+LOWEST = -1e30
+"""Below all scores but -inf, from which nothing can be subtracted."""
 
 
 class Reading(NamedTuple):
@@ -111,21 +115,24 @@ if triton is not None:
     @triton.jit(do_not_specialize=["n", "chunks"])
     @no_type_check
     def summary_kernel(
-        scores, norm, maxima, n, chunks, BLOCK: tl.constexpr, CHUNK: tl.constexpr  # noqa: N803
+        scores, norm, maxima, n, chunks,
+        BLOCK: tl.constexpr, CHUNK: tl.constexpr, LOWEST: tl.constexpr,  # noqa: N803
     ):  # fmt: skip
         row = tl.program_id(0).to(tl.int64)
-        highest = float("-inf")
-        total = 0.0
-        for start in range(0, chunks, BLOCK):
+        place = tl.arange(0, CHUNK)[None, :]
+        highest = tl.full([BLOCK], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, chunks, BLOCK):  # each column of chunks for itself, so that no two threads must meet
             chunk = start + tl.arange(0, BLOCK)
-            token = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+            token = chunk[:, None] * CHUNK + place
             score = tl.load(scores + row * n + token, token < n, float("-inf")).to(tl.float32)
-            tops = tl.max(score, 1)
-            tl.store(maxima + row * chunks + chunk, tops, chunk < chunks)
-            higher = tl.maximum(highest, tl.max(tops, 0))
-            total = total * tl.exp(highest - higher) + tl.sum(tl.sum(tl.exp(score - higher), 1), 0)
+            top = tl.max(score, 1)
+            tl.store(maxima + row * chunks + chunk, top, chunk < chunks)
+            higher = tl.maximum(tl.maximum(highest, top), LOWEST)
+            total = total * tl.exp(highest - higher) + tl.sum(tl.exp(score - higher[:, None]), 1)
             highest = higher
-        tl.store(norm + row, highest + tl.log(total))
+        peak = tl.max(highest, 0)
+        tl.store(norm + row, peak + tl.log(tl.sum(total * tl.exp(highest - peak), 0)))
 
 
 def _attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, reading: Reading) -> Tensor:
@@ -137,7 +144,8 @@ def _attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, reading: Reading) -> Tens
         attend_kernel[(rows * heads,)](
             q, k, v, reading.lengths, q if holders is None else holders, out, d**-0.5, q.stride(0), q.stride(1),
             *k.stride()[:3], 0 if holders is None else holders.stride(0), rows // len(reading.lengths), HEADS=heads,
-            D=d, BLOCK=32, WIDTH=max(16, triton.next_power_of_2(d)), HELD=holders is not None, num_warps=2,
+            D=d, BLOCK=ATTEND[0], WIDTH=max(16, triton.next_power_of_2(d)), HELD=holders is not None,
+            num_warps=ATTEND[1],
         )  # fmt: skip
     return out.transpose(1, 2)
 
@@ -147,5 +155,7 @@ def _summary_by_kernel(scores: Tensor) -> tuple[Tensor, Tensor]:
     norm = torch.empty(rows, device=scores.device)
     maxima = torch.empty(rows, -(-n // CHUNK), device=scores.device)
     with torch.cuda.device_of(scores):
-        summary_kernel[(rows,)](scores, norm, maxima, n, maxima.shape[1], BLOCK=64, CHUNK=CHUNK, num_warps=8)
+        summary_kernel[(rows,)](
+            scores, norm, maxima, n, maxima.shape[1], SUMMARY[0], CHUNK, LOWEST, num_warps=SUMMARY[1]
+        )
     return norm, maxima

@@ -185,21 +185,25 @@ class Beams(Growing):
         """The best finished hypotheses of each sentence, and how near it was that others had been found."""
         groups, given = self.config.groups, self.config.nbest
         score, order = self.finished.reshape(-1, self.config.beams).sort(1, descending=True)
-        texts = self.endings.reshape(*order.shape, -1).gather(
-            1, order[:, :, None].expand(-1, -1, self.endings.shape[2])
-        )
-        log_probs = self.ending_log_probs.reshape(texts.shape).gather(1, order[:, :, None].expand(texts.shape))
-        scale = ((texts != PAD).sum(2) + 1)[:, :given] ** self.config.length_penalty  # ties are of totals
+        best = order if groups > 1 else order[:, :given]  # two groups may say the same
+        each = best[:, :, None].expand(-1, -1, self.endings.shape[2])
+        texts = self.endings.reshape(*order.shape, -1).gather(1, each)
+        log_probs = self.ending_log_probs.reshape(*order.shape, -1).gather(1, each)
+        lengths = (texts != PAD).sum(2)
+        scale = (lengths[:, :given] + 1) ** self.config.length_penalty  # ties are of totals
         gaps = ((score[:, :given] - _next(score, given)) * scale).nan_to_num(math.inf).amin(1)
         margin = torch.minimum(self.margin.view(-1, groups).amin(1), gaps)
         found = []
-        for s, t, lp, m in zip(score.tolist(), texts.tolist(), log_probs.tolist(), margin.tolist(), strict=True):
+        for some, near in zip(
+            zip(*(x.tolist() for x in (score[:, : best.shape[1]], texts, log_probs, lengths)), strict=True),
+            margin.tolist(),
+            strict=True,
+        ):
             seen: dict[tuple[int, ...], Hypothesis] = {}
-            for one, ids, logs in zip(s, t, lp, strict=True):
+            for one, ids, logs, length in zip(*some, strict=True):
                 if one > -math.inf and len(seen) < given:
-                    text = tuple(i for i in ids if i != PAD)
-                    seen.setdefault(text, Hypothesis(list(text), one, logs[: len(text) + 1]))
-            found.append((list(seen.values()) or [Hypothesis([], -math.inf, [])], m))  # all was forbidden
+                    seen.setdefault(tuple(ids[:length]), Hypothesis(ids[:length], one, logs[: length + 1]))
+            found.append((list(seen.values()) or [Hypothesis([], -math.inf, [])], near))  # all was forbidden
         return found
 
 

@@ -8,7 +8,7 @@ nothing.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import torch
 from jaxtyping import Int
@@ -80,11 +80,12 @@ def stream(model: EncoderDecoder, source: Sequence[int], config: SearchConfig, w
         raise InputError(
             f"beams = {config.beams} change their mind; tokens can be streamed from one beam or one sample."
         )
-    for state in _steps([model], [source], config, [wish], every=1):
-        token = int(state.last()[0])
-        if bool(state.done()[0]):
-            break
-        yield token
+    with contextlib.closing(_steps([model], [source], config, [wish], every=1)) as steps:
+        for state in steps:
+            token = int(state.last()[0])
+            if bool(state.done()[0]):
+                break
+            yield token
 
 
 def _search(
@@ -110,15 +111,13 @@ def _steps(
     wishes: Sequence[Wish],
     *,
     every: int | None = None,
-) -> Iterator[Beams | Samples]:
+) -> Generator[Beams | Samples, None, None]:
     """The state of a search after each token that is added to all hypotheses of a batch; on a GPU, which one waits for,
     after every eighth. When a quarter of the sentences is done, these leave."""
     device = models[0].classifier.weight.device
     every = every or (1 if device.type == "cpu" else 8)
-    ids = torch.full((len(sources), max(map(len, sources)) + 1), PAD)
-    for row, source in zip(ids, sources, strict=True):
-        row[: len(source) + 1] = torch.tensor([*source, END])
-    ids = ids.to(device)
+    longest = max(map(len, sources))
+    ids = torch.tensor([[*source, END, *[PAD] * (longest - len(source))] for source in sources], device=device)
     room = min(model.config.positions.max_length for model in models)
     rules = Rules([len(source) + 1 for source in sources], config, wishes, room, device)
     state = Samples(rules, config, sources) if config.sample else Beams(rules, config, ids != PAD)

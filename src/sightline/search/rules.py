@@ -63,8 +63,10 @@ class Rules(State):
         self.limits: Int[Tensor, " sentences"] = torch.tensor(limits, device=device)
         """Tokens of the longest answer, its end among them."""
         self.least: Int[Tensor, " sentences"] = torch.tensor(least, device=device)
-        rows = [[*wish.prefix, *[-1] * (self.longest - len(wish.prefix))] for wish in wishes]
-        self.prefix: Int[Tensor, "sentences longest"] = torch.tensor(rows, device=device)
+        self.prefix: Int[Tensor, "sentences longest"] = torch.full((len(wishes), self.longest), -1, device=device)
+        for row, wish in zip(self.prefix, wishes, strict=True):
+            if wish.prefix:
+                row[: len(wish.prefix)] = torch.tensor(wish.prefix, device=device)
         self.without = [[torch.tensor(ids, device=device) for ids in wish.without if ids] for wish in wishes]
         self.never = torch.tensor(NEVER, device=device)
         self.has_least = config.min_ratio > 0
