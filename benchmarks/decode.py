@@ -2,10 +2,10 @@
 
     python benchmarks/decode.py MODEL --pairs PAIRS.tsv
 
-MODEL is a Hugging Face folder of a Marian translator (for instance Helsinki-NLP/opus-mt-en-fr), PAIRS a TSV of source
-and reference. Sentences are given in batches of 1 and of 32, by one beam and by four; how often the answers are the
-same, to the token, is counted. Needs the development dependencies (transformers, ctranslate2). The result goes to
-benchmarks/results/.
+MODEL is a Hugging Face folder of a Marian translator (for instance Helsinki-NLP/opus-mt-en-fr), or one that `sightline
+train` wrote with what Marian computes (model.positions.kind=halves); PAIRS a TSV of source and reference. Sentences are
+given in batches, by one beam and by four; how often the answers are the same, to the token, is counted. Needs the
+development dependencies (transformers, ctranslate2). The result goes to benchmarks/results/.
 """
 
 import argparse
@@ -16,20 +16,21 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from common import keep, where
 from sacrebleu.metrics.bleu import BLEU
 from transformers import MarianMTModel, MarianTokenizer
 
+from sightline.checkpoint import load_model, load_tokenizer
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
 from sightline.interop.ctranslate2 import CTranslate2Search, convert
-from sightline.interop.hugging_face import from_hugging_face, renumbered
+from sightline.interop.hugging_face import from_hugging_face, renumbered, to_hugging_face
 from sightline.model.kernels import for_few_rows
 from sightline.search.find import find
-from sightline.text.tokenizer import PAD, START, UNKNOWN
+from sightline.text.tokenizer import END, PAD, START, UNKNOWN
 
 Answers = list[list[int]]
 System = Callable[[Sequence[list[int]], int], Answers]
@@ -45,24 +46,53 @@ class Numbers:
         return ["<pad>", "<s>", "</s>", "<unk>", *map(str, ids[4:])]
 
 
-def systems(folder: Path, device: str) -> tuple[dict[str, System], Any, dict[int, int]]:
-    """Each from batches of sources to answers, all in our ids; the tokenizer; and our id for each of theirs."""
+class Translator(NamedTuple):
+    """One model in two hands, and its vocabulary."""
+
+    ours: Any
+    theirs: Any
+    own: list[int]
+    """Their id for each of ours."""
+    encode: Callable[[list[str]], list[list[int]]]
+    decode: Callable[[list[int]], str]
+
+
+def opened(folder: Path) -> Translator:
+    """A Hugging Face folder of a Marian translator, or a folder that `sightline train` wrote."""
+    if (folder / "run.json").exists():
+        mine: Any = load_model(folder)
+        words = load_tokenizer(folder)
+        return Translator(mine, to_hugging_face(mine), list(range(words.size)), words.encode, words.decode)
     theirs: Any = MarianMTModel.from_pretrained(folder)
-    theirs.eval()
+    tokenizer = MarianTokenizer.from_pretrained(folder)
     pad, end, unknown = theirs.config.pad_token_id, theirs.config.eos_token_id, 1
     own = [pad, pad, end, unknown, *(i for i in range(theirs.config.vocab_size) if i not in (pad, end, unknown))]
     ids: dict[int, int] = {old: new for new, old in reversed(list(enumerate(own)))}
     imported: Any = from_hugging_face(theirs)
-    ours: Any = renumbered(imported, own)
-    theirs.to(device)
+    ours = renumbered(imported, own)
     with torch.no_grad():
         ours.classifier.bias[[PAD, START, UNKNOWN]] = -1e4  # as its own search forbids them
-    with tempfile.TemporaryDirectory() as beside:
-        convert(ours, Numbers(len(own)), Path(beside) / "model")  # type: ignore[arg-type]
-        fast = CTranslate2Search(Path(beside) / "model", threads=torch.get_num_threads())
-    ours = ours.to(device)
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [[ids[i] for i in row[:-1]] for row in tokenizer(texts)["input_ids"]]
+
+    def decode(answer: list[int]) -> str:
+        return str(tokenizer.decode([own[i] for i in answer], skip_special_tokens=True))
+
+    return Translator(ours, theirs.eval(), own, encode, decode)
+
+
+def systems(model: Translator, device: str, dtype: torch.dtype) -> dict[str, System]:
+    """Each from batches of sources to answers, all in our ids."""
+    ours, theirs, own = model.ours.to(dtype).eval(), model.theirs.to(device, dtype), model.own
+    pad, end = own[PAD], own[END]
+    ids = {old: new for new, old in reversed(list(enumerate(own)))}
     if device == "cpu":
+        with tempfile.TemporaryDirectory() as beside:
+            convert(ours, Numbers(len(own)), Path(beside) / "model")  # type: ignore[arg-type]
+            fast = CTranslate2Search(Path(beside) / "model", threads=torch.get_num_threads())
         for_few_rows(ours)
+    ours = ours.to(device)
 
     @torch.no_grad()
     def hugging_face(sources: Sequence[list[int]], beams: int) -> Answers:
@@ -77,9 +107,9 @@ def systems(folder: Path, device: str) -> tuple[dict[str, System], Any, dict[int
             early_stopping=beams > 1,
             length_penalty=1.0,
             max_new_tokens=2 * width + 10,
-            bad_words_ids=[[pad], [unknown]],
+            bad_words_ids=[[i] for i in {own[PAD], own[START], own[UNKNOWN]}],
         )
-        return [[ids[i] for i in row if i not in (pad, end)] for row in found.tolist()]
+        return [[ids[i] for i in row if i not in (pad, end, own[START])] for row in found.tolist()]
 
     def sightline(sources: Sequence[list[int]], beams: int) -> Answers:
         return [best.ids for best, *_ in find(ours, sources, SearchConfig(beams=beams), budget=10**6)]
@@ -89,11 +119,7 @@ def systems(folder: Path, device: str) -> tuple[dict[str, System], Any, dict[int
         return [best.ids for best, *_ in fast.find(sources, config, log_probs=False, budget=10**6)]
 
     named: dict[str, System] = {"Sightline": sightline, "Hugging Face": hugging_face}
-    return (
-        named | ({"CTranslate2": ctranslate2} if device == "cpu" else {}),
-        MarianTokenizer.from_pretrained(folder),
-        ids,
-    )
+    return named | ({"CTranslate2": ctranslate2} if device == "cpu" else {})
 
 
 def main() -> None:
@@ -102,19 +128,25 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--pairs", type=Path, required=True)
     parser.add_argument("--sentences", type=int, default=128)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--batches", type=int, nargs="+", help="sentences at a time")
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--few", type=int, default=10**9, help="one by one, so many sentences are enough")
     parser.add_argument("--rounds", type=int, default=2, help="the best counts")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), help="bfloat16 on a GPU")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    named, tokenizer, ids = systems(options.model, device)
+    precision = options.precision or ("bfloat16" if device == "cuda" else "float32")
+    batches = options.batches or ([1, 64, 512] if device == "cuda" else [1, 32])
+    model = opened(options.model)
+    named = systems(model, device, getattr(torch, precision))
     pairs = list(itertools.islice(read_pairs(Table(options.pairs)), options.sentences))
-    sources = [[ids[i] for i in row[:-1]] for row in tokenizer([source for source, _ in pairs])["input_ids"]]
-    theirs = {new: old for old, new in ids.items()}
+    given = model.encode([source for source, _ in pairs])
     rows = []
-    for beams, size in itertools.product(options.beams, options.batches):
+    for beams, size in itertools.product(options.beams, batches):
+        sources = given[: options.few if size == 1 else None]
+        references = [reference for _, reference in pairs[: len(sources)]]
         best: dict[str, float] = {}
         answers: dict[str, Answers] = {}
         for _, (name, system) in itertools.product(range(options.rounds), named.items()):
@@ -125,19 +157,20 @@ def main() -> None:
             best[name] = min(best.get(name, 1e9), time.perf_counter() - began)
         for name, seconds in best.items():
             mine = answers[name]
-            texts = [tokenizer.decode([theirs[i] for i in ids], skip_special_tokens=True) for ids in mine]
             row = {
                 "system": name,
                 "beams": beams,
                 "batch": size,
+                "sentences": len(mine),
                 "tokens/s": round(sum(len(ids) + 1 for ids in mine) / seconds, 1),
                 "speed of Sightline against it": round(seconds / best["Sightline"], 2),
                 "same answers as Sightline": sum(a == b for a, b in zip(mine, answers["Sightline"], strict=True)),
-                "bleu": round(BLEU().corpus_score(texts, [[reference for _, reference in pairs]]).score, 2),
+                "bleu": round(BLEU().corpus_score([model.decode(ids) for ids in mine], [references]).score, 2),
             }
             rows.append(row)
             print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    settings = {"model": options.model.name, "sentences": len(pairs), "of": options.pairs.name}
+    settings = {"model": options.model.name, "precision": precision, "of": options.pairs.name}
+    settings |= {"config": model.ours.config.model_dump(mode="json")}
     versions = where("transformers", *(["ctranslate2"] if device == "cpu" else []))
     print(f"kept in {keep(f'decode-{device}', {'where': versions, 'settings': settings, 'results': rows})}")
 

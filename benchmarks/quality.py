@@ -80,7 +80,10 @@ def main() -> None:
     command += ["--preset", options.preset or chosen["preset"], "--cache", str(folder / "cache")]
     for assignment in [*chosen["sets"], *options.sets]:
         command += ["--set", assignment]
-    subprocess.run(command, check=True)  # noqa: S603
+    with subprocess.Popen(command) as training:  # noqa: S603
+        import sightline.engine  # noqa: F401, PLC0415 - while it trains: scoring will need all of this
+    if training.returncode:
+        sys.exit(training.returncode)
     trained = time.perf_counter() - began
     result: dict[str, Any] = {"parameters": parameters(folder)}
     for part in options.on:
@@ -99,7 +102,7 @@ def main() -> None:
 
 def parameters(folder: Path) -> int:
     """How many numbers the trained model has."""
-    from sightline.checkpoint import load_model  # noqa: PLC0415 - while it trains, nothing else loads
+    from sightline.checkpoint import load_model  # noqa: PLC0415
 
     return sum(p.numel() for p in load_model(folder).parameters())
 

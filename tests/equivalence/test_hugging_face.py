@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from sightline.errors import ConfigError
-from sightline.interop.hugging_face import from_hugging_face
-from support import difference
+from sightline.interop.hugging_face import from_hugging_face, to_hugging_face
+from support import difference, ids, translator
 
 ACTIVATIONS = st.sampled_from(["swish", "gelu", "relu", "gelu_new", "silu"])
 SEEDS = st.integers(0, 10**6)
@@ -73,6 +73,24 @@ def test_marian(config, lengths, seed):
     layout[:, 0] = True
     expected = theirs(source, attention_mask=layout.long(), decoder_input_ids=target).logits
     assert difference(ours(source, target, layout), expected) <= 1e-5
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@torch.no_grad()
+def test_back_to_marian(bias):
+    ours = shake(translator("paper", positions={"kind": "halves"}, attention_bias=bias, classifier_bias=bias))
+    theirs = to_hugging_face(ours)
+    source, target = ids(3, 7), ids(3, 5)
+    layout = torch.arange(7) < torch.tensor([[7], [2], [5]])
+    found = theirs(source, attention_mask=layout.long(), decoder_input_ids=target).logits
+    assert difference(found, ours(source, target, layout)) <= 1e-5
+    assert difference(from_hugging_face(theirs)(source, target, layout), found) <= 1e-5
+
+
+def test_what_marian_does_not_compute_is_not_written_as_one():
+    for more in ({}, {"positions": {"kind": "halves"}, "norm": "pre"}, {"positions": {"kind": "halves", "start": 1}}):
+        with pytest.raises(ConfigError, match="Marian has"):
+            to_hugging_face(translator("paper", **more))
 
 
 @settings(max_examples=30)

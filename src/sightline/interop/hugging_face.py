@@ -1,10 +1,10 @@
-"""Models of Hugging Face `transformers` as Sightline models: the same numbers, in our words.
+"""Models of Hugging Face `transformers` as Sightline models, and back: the same numbers, in our words.
 
 Marian (the paper's encoder-decoder, which OPUS-MT ships), BERT and GPT-2. A configuration that means something we do
 not compute is refused by name rather than half understood.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from sightline.checkpoint import fill
 from sightline.config import ModelConfig, PositionsConfig, StackConfig
 from sightline.errors import ConfigError
 from sightline.model.transformer import EncoderDecoder, Model, build
+from sightline.text.tokenizer import END, PAD, START
 
-__all__ = ["from_hugging_face", "renumbered"]
+__all__ = ["from_hugging_face", "renumbered", "to_hugging_face"]
 
 Weights = dict[str, Tensor]
 
@@ -62,20 +63,8 @@ def _marian(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
     for side in ("encoder", "decoder"):
         if side == "encoder" or tied != "all":
             ours[f"{side}.embedding.tokens.weight"] = theirs[f"model.{side}.embed_tokens.weight"]
-        for i in range(getattr(config, f"{side}_layers")):
-            there, here = f"model.{side}.layers.{i}", f"{side}.layers.{i}"
-            _self_attention(ours, theirs, f"{there}.self_attn.{{}}_proj", f"{here}.self_attention", "out")
-            _copy(ours, theirs, f"{there}.self_attn_layer_norm", f"{here}.self_attention_residual.norm")
-            if side == "decoder":
-                _copy(ours, theirs, f"{there}.encoder_attn.q_proj", f"{here}.cross_attention.query")
-                _stack(
-                    ours, theirs, [f"{there}.encoder_attn.{x}_proj" for x in "kv"], f"{here}.cross_attention.key_value"
-                )
-                _copy(ours, theirs, f"{there}.encoder_attn.out_proj", f"{here}.cross_attention.output")
-                _copy(ours, theirs, f"{there}.encoder_attn_layer_norm", f"{here}.cross_attention_residual.norm")
-            _copy(ours, theirs, f"{there}.fc1", f"{here}.feed_forward.inner")
-            _copy(ours, theirs, f"{there}.fc2", f"{here}.feed_forward.outer")
-            _copy(ours, theirs, f"{there}.final_layer_norm", f"{here}.feed_forward_residual.norm")
+    for there, here in _marian_names(config.encoder_layers, config.decoder_layers):
+        _stack(ours, theirs, there, here)
     if tied == "none":
         ours["classifier.weight"] = theirs["lm_head.weight"]
     ours["classifier.bias"] = theirs["final_logits_bias"][0]
@@ -100,6 +89,75 @@ def _marian(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
         attention_dropout=config.attention_dropout,
         activation_dropout=config.activation_dropout,
     ), ours
+
+
+def _marian_names(encoder: int, decoder: int) -> Iterator[tuple[list[str], str]]:
+    """What Marian calls the modules that are one of ours, for so many layers."""
+    for side, layers in (("encoder", encoder), ("decoder", decoder)):
+        for there, here in ((f"model.{side}.layers.{i}", f"{side}.layers.{i}") for i in range(layers)):
+            yield [f"{there}.self_attn.{x}_proj" for x in "qkv"], f"{here}.self_attention.query_key_value"
+            yield [f"{there}.self_attn.out_proj"], f"{here}.self_attention.output"
+            yield [f"{there}.self_attn_layer_norm"], f"{here}.self_attention_residual.norm"
+            if side == "decoder":
+                yield [f"{there}.encoder_attn.q_proj"], f"{here}.cross_attention.query"
+                yield [f"{there}.encoder_attn.{x}_proj" for x in "kv"], f"{here}.cross_attention.key_value"
+                yield [f"{there}.encoder_attn.out_proj"], f"{here}.cross_attention.output"
+                yield [f"{there}.encoder_attn_layer_norm"], f"{here}.cross_attention_residual.norm"
+            yield [f"{there}.fc1"], f"{here}.feed_forward.inner"
+            yield [f"{there}.fc2"], f"{here}.feed_forward.outer"
+            yield [f"{there}.final_layer_norm"], f"{here}.feed_forward_residual.norm"
+
+
+def to_hugging_face(model: EncoderDecoder) -> Any:
+    """A `MarianMTModel` with the weights of a Sightline model, as far as Marian computes what it does: post-norm, one
+    vocabulary, sinusoids in halves. Biases that it does not have are zeros."""
+    from transformers import MarianConfig, MarianMTModel  # noqa: PLC0415 - only this needs it
+
+    config, ours = model.config, dict(model.state_dict())
+    known = {"norm": "post", "tie": "all", "embedding_norm": False, "segments": 0}
+    for field, value in known.items():
+        if getattr(config, field) != value:
+            raise ConfigError(f"model.{field} = {getattr(config, field)!r} is nothing that Marian has; {value!r} is.")
+    if (config.positions.kind, config.positions.frequencies, config.positions.start) != ("halves", "paper", 0):
+        raise ConfigError("Marian has sinusoids in halves, by the paper's frequencies, from 0 on, and no others.")
+    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    if config.activation not in names:
+        raise ConfigError(f"model.activation = {config.activation!r} is nothing that Marian has.")
+    marian: Any = MarianMTModel(
+        MarianConfig(
+            vocab_size=config.vocab_size,
+            d_model=config.d_model,
+            encoder_layers=config.encoder.layers,
+            encoder_attention_heads=config.encoder.heads,
+            encoder_ffn_dim=config.encoder.d_ff,
+            decoder_layers=config.decoder.layers,
+            decoder_attention_heads=config.decoder.heads,
+            decoder_ffn_dim=config.decoder.d_ff,
+            activation_function=names[config.activation],
+            scale_embedding=config.scale_embedding,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            activation_dropout=config.activation_dropout,
+            max_position_embeddings=config.positions.max_length,
+            share_encoder_decoder_embeddings=True,
+            pad_token_id=PAD,
+            bos_token_id=START,
+            eos_token_id=END,
+            decoder_start_token_id=START,
+            forced_eos_token_id=None,
+        )
+    )
+    theirs = marian.state_dict()
+    for name in ("model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"):
+        theirs[name] = ours["classifier.weight"]
+    theirs["lm_head.weight"] = ours["classifier.weight"]
+    theirs["final_logits_bias"] = ours.get("classifier.bias", torch.zeros(config.vocab_size))[None]
+    for there, here in _marian_names(config.encoder.layers, config.decoder.layers):
+        for kind in ("weight", "bias"):
+            whole = ours.get(f"{here}.{kind}", torch.zeros(len(ours[f"{here}.weight"])))
+            theirs |= {f"{name}.{kind}": part for name, part in zip(there, whole.chunk(len(there)), strict=True)}
+    marian.load_state_dict(theirs)
+    return marian.eval()
 
 
 def _bert(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
@@ -179,11 +237,6 @@ def _gpt2(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
         dropout=config.resid_pdrop,
         attention_dropout=config.attn_pdrop,
     ), ours
-
-
-def _self_attention(ours: Weights, theirs: Weights, pattern: str, here: str, output: str) -> None:
-    _stack(ours, theirs, [pattern.format(x) for x in "qkv"], f"{here}.query_key_value")
-    _copy(ours, theirs, pattern.format(output), f"{here}.output")
 
 
 def _copy(ours: Weights, theirs: Mapping[str, Tensor], there: str, here: str, *, transpose: bool = False) -> None:

@@ -26,8 +26,8 @@ __all__ = ["CHUNK", "Reading", "attend_rows", "summary"]
 
 CHUNK = 64
 """Neighbouring tokens of the vocabulary of which `summary` tells the highest score."""
-ATTEND, SUMMARY = (32, 1), (32, 4)
-"""Keys, or chunks, that a program reads at a time, and its warps."""
+KEYS, SUMMARY = (16, 32), (64, 8)
+"""Keys of a source and of an answer that a program, of one warp, reads at a time; chunks of scores, and the warps."""
 LOWEST = -1e30
 """Below all scores but -inf, from which nothing can be subtracted."""
 
@@ -144,8 +144,8 @@ def _attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, reading: Reading) -> Tens
         attend_kernel[(rows * heads,)](
             q, k, v, reading.lengths, q if holders is None else holders, out, d**-0.5, q.stride(0), q.stride(1),
             *k.stride()[:3], 0 if holders is None else holders.stride(0), rows // len(reading.lengths), HEADS=heads,
-            D=d, BLOCK=ATTEND[0], WIDTH=max(16, triton.next_power_of_2(d)), HELD=holders is not None,
-            num_warps=ATTEND[1],
+            D=d, BLOCK=KEYS[holders is not None], WIDTH=max(16, triton.next_power_of_2(d)), HELD=holders is not None,
+            num_warps=1,
         )  # fmt: skip
     return out.transpose(1, 2)
 

@@ -26,7 +26,7 @@ from sightline.search.scorer import Scores
 from sightline.search.state import spread
 from sightline.text.tokenizer import PAD
 
-__all__ = ["RecordedSearch", "Stage", "stage_of"]
+__all__ = ["RecordedSearch", "Stage", "forget", "stage_of"]
 
 MOST = 100
 """Recordings of a model that are kept."""
@@ -132,6 +132,11 @@ def stage_of(models: Sequence[EncoderDecoder]) -> Stage | None:
     if stage is None or stage.weights != weights_of(model):
         stage = STAGES[model] = Stage(model)
     return stage if stage.taken.acquire(blocking=False) else None
+
+
+def forget(model: EncoderDecoder) -> None:
+    """Give the memory of a model's stage back."""
+    STAGES.pop(model, None)
 
 
 def weights_of(model: EncoderDecoder) -> list[int]:

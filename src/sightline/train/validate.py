@@ -13,6 +13,7 @@ from sightline.data.feed import Feed, Place
 from sightline.data.store import Store
 from sightline.model.transformer import EncoderDecoder, Model
 from sightline.search.find import find
+from sightline.search.recorded import forget
 from sightline.text.tokenizer import Tokenizer
 from sightline.train.step import Objective
 
@@ -67,11 +68,12 @@ class Validation:
         try:
             with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
                 loss = self.loss(Objective(model, 0.0), device)
-                if not (translate and self.pairs and isinstance(model, EncoderDecoder)):
-                    return Result(loss, {}, [])
-                # Longer sources than the model can read are answered as far as it can.
-                limit = model.config.positions.max_length - 1
-                found = find(model, [ids[:limit] for ids in self.sources], SearchConfig(beams=self.beams))
+            if not (translate and self.pairs and isinstance(model, EncoderDecoder)):
+                return Result(loss, {}, [])
+            # Longer sources than the model can read are answered as far as it can.
+            limit = model.config.positions.max_length - 1
+            found = find(model, [ids[:limit] for ids in self.sources], SearchConfig(beams=self.beams))
+            forget(model)  # training needs the memory
         finally:
             model.train(training)
         texts = [self.tokenizer.decode(best.ids) for (best, *_) in found]
