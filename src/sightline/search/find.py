@@ -4,7 +4,7 @@ Sources of like length are searched together, in batches under a budget of token
 numbers a model gives for a sentence differ in the last digits with the shape of the batch it is in (sums are added in
 another order), and that may decide between two hypotheses that are as good as each other. In float32, a sentence where
 any decision was so near is searched again by itself, and that answer counts. So batches make it faster, and change
-nothing.
+nothing. A sentence with sequences that must occur is always searched by itself.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,7 @@ from sightline.config import SearchConfig
 from sightline.errors import InputError
 from sightline.model.transformer import EncoderDecoder
 from sightline.search.beam import Beams
+from sightline.search.constrained import ConstrainedBeams
 from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.rules import Rules
 from sightline.search.sampling import Samples
@@ -48,7 +49,7 @@ def find(
             raise InputError(f"a source of {len(ids)} tokens is too long: the model reads at most {longest - 1}.")
     found: list[list[Hypothesis]] = [[] for _ in sources]
     near: list[int] = []
-    for batch in _batches(sources, budget // config.beams):
+    for batch in _batches(sources, wishes, budget // config.beams):
         answers = _search(models, [sources[i] for i in batch], config, [wishes[i] for i in batch])
         for i, (best, margin) in zip(batch, answers, strict=True):
             found[i] = best
@@ -62,8 +63,11 @@ def find(
     return found
 
 
-def _batches(sources: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
-    order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))  # the longest of a batch comes first
+def _batches(sources: Sequence[Sequence[int]], wishes: Sequence[Wish], budget: int) -> Iterator[list[int]]:
+    alone = [any(wish.within) for wish in wishes]
+    yield from ([i] for i in range(len(sources)) if alone[i])
+    order = [i for i in range(len(sources)) if not alone[i]]
+    order.sort(key=lambda i: -len(sources[i]))  # the longest of a batch comes first
     while order:
         count = max(1, budget // (len(sources[order[0]]) + 1))
         yield order[:count]
@@ -114,7 +118,10 @@ def _steps(
     rules = Rules([len(source) + 1 for source in sources], config, wishes, room, device)
     watched = config.coverage_penalty > 0 and not config.sample
     scorer = Scorer(models, ids, beams=config.beams, capacity=rules.longest, watched=watched)
-    state = Samples(rules, config, sources) if config.sample else Beams(rules, config, ids != PAD)
+    if any(wishes[0].within):
+        state: Beams | Samples = ConstrainedBeams(rules, config, ids != PAD, wishes[0])
+    else:
+        state = Samples(rules, config, sources) if config.sample else Beams(rules, config, ids != PAD)
     every = 1 if device.type == "cpu" or len(sources) == 1 else 8
     for length in range(1, rules.longest + 1):
         rows = state.grow(*scorer.next(state.tokens[:, -1:]), scorer.attention)
