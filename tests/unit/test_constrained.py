@@ -47,7 +47,7 @@ def test_what_is_counted_is_there(ids, within):
         assert one.left == max(0, within.count(list(ids_of)) - times(ids, list(ids_of)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     variant=st.sampled_from(list(VARIANTS)),
     source=SOURCE,
@@ -84,8 +84,7 @@ def test_what_must_occur_does(
         assert [one.score for one in found] == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("variant", ["paper", "rotary"])
-@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize(("variant", "penalty"), [("paper", 0.0), ("rotary", 1.0)])
 @pytest.mark.parametrize(
     ("within", "without", "prefix"),
     [
@@ -109,7 +108,7 @@ def test_with_beams_for_all_hypotheses_the_best_that_has_them_is_found(variant, 
         for h in map(list, itertools.product(range(UNKNOWN + 1, 7), repeat=n))
         if has_all(h, within) and h[: len(prefix)] == prefix and not any(times(h, part) for part in without)
     ]
-    for source in ([4, 5, 6], [5], []):
+    for source in ([4, 5, 6], []):
         config = SearchConfig(beams=330, nbest=3, length_penalty=penalty)
         (found,) = find(model, [source], config, [Wish(prefix, without, within)])
         scores = sorted(all_scores(model, source, hypotheses, penalty), reverse=True)

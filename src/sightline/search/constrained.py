@@ -50,7 +50,8 @@ class ConstrainedBeams(Beams):
         super().__init__(rules, config, source)
         self.forced = len(wish.prefix)
         self.required = Required(wish.within)
-        self.progress = [self.required.start] * self.width
+        self.progress = {0: self.required.start}
+        """Of the rows that live."""
 
     def grow(
         self,
@@ -60,8 +61,12 @@ class ConstrainedBeams(Beams):
     ) -> Int[Tensor, " rows"]:
         """Add one token to every hypothesis, as `Beams` do; which ones go on, the banks decide."""
         rows = super().grow(scores, norm, attention)
-        last = zip(rows.tolist(), self.tokens[:, -1].tolist(), strict=True)
-        self.progress = [self.required.after(self.progress[row], [token]) for row, token in last]
+        last = enumerate(zip(rows.tolist(), self.tokens[:, -1].tolist(), self.living[0].tolist(), strict=True))
+        self.progress = {
+            new: self.required.after(self.progress[old], [token])
+            for new, (old, token, total) in last
+            if total > -math.inf
+        }
         return rows
 
     def _choose(self, scores: Tensor, norm: Tensor) -> Chosen:
@@ -82,7 +87,7 @@ class ConstrainedBeams(Beams):
         if length <= self.forced:
             return
         room = int(self.rules.limits[0]) - 1 - length
-        for row, progress in enumerate(self.progress):
+        for row, progress in self.progress.items():
             if not self.required.missing(progress):
                 continue
             scores[row, END] = -math.inf
@@ -99,8 +104,8 @@ class ConstrainedBeams(Beams):
         each = token.shape[1]
         best = (value + before).flatten().topk(min(2 * self.width, token.numel())).indices
         pairs = set(zip((best // each).tolist(), token.flatten()[best].tolist(), strict=True))
-        pairs.update(enumerate(token[:, 0].tolist()))
-        pairs.update((row, wanted) for row, one in enumerate(self.progress) for wanted in self.required.next(one))
+        for row, progress in self.progress.items():
+            pairs.update((row, wanted) for wanted in [int(token[row, 0]), *self.required.next(progress)])
         rows, tokens = torch.tensor(sorted(pairs), device=scores.device).T
         totals = (scores[rows, tokens] + before[rows, 0]).tolist()
         found = zip(totals, rows.tolist(), tokens.tolist(), strict=True)
