@@ -205,16 +205,18 @@ class Engine:
             raise InputError(f"there is no position {position} in a translation of {len(answer)} tokens.")
         if position >= self.room:
             raise InputError(f"position {position} is too far on: the model writes at most {self.room} tokens.")
+        if count < 1:
+            raise InputError(f"count = {count} alternatives are none; ask for one or more.")
         (source,), begun = self.tokenizer.encode(some), answer[:position]
         likely = following(self.models, source, begun, count)
         wishes = [Wish([*begun, token]) for token, _ in likely if token != END]
-        found = iter(self._find([source] * len(wishes), SearchConfig(beams=beam, **options), wishes, details=False))
-        ended = [Hypothesis(begun, 0.0, [])]
-        return [
-            Alternative(self.tokenizer.pieces([token])[0], log_prob, self._together(parts, each).text)
-            for token, log_prob in likely
-            for each in [[(ended if token == END else next(found)) if part.text else [] for part in parts]]
-        ]
+        longer = iter(self._find([source] * len(wishes), SearchConfig(beams=beam, **options), wishes, details=False))
+        ended, found = [Hypothesis(begun, 0.0, [])], []
+        for token, log_prob in likely:
+            answers = ended if token == END else next(longer)
+            whole = self._together(parts, [answers if part.text else [] for part in parts])
+            found.append(Alternative(self.tokenizer.pieces([token])[0], log_prob, whole.text))
+        return found
 
     def trace(self, text: str, target: str | None = None, **options: Any) -> Trace:
         """Everything that goes on in the model when it writes `target` for `text`, by dotted name; without a target,
