@@ -192,7 +192,7 @@ class Engine:
         ]
 
     def alternatives(
-        self, text: str, target: str, position: int, *, count: int = 5, beam: int = 4, **options: Any
+        self, text: str, target: str, position: int, count: int = 5, *, beam: int = 4, **options: Any
     ) -> list[Alternative]:
         """What could come in place of a token of `target`, a translation of `text` or its beginning: the tokens that
         are likeliest after the first `position` ones (those of `score`), the likeliest first, and how it would go on

@@ -148,6 +148,16 @@ def test_neighbours_do_not_matter(sources, seed, beams, data):
             assert [one.ids for one in found] == [one.ids for one in find(model, [source], config)[0]]
 
 
+@settings(max_examples=8)
+@given(source=SOURCE, seed=st.integers(0, 10**6), beams=st.integers(1, 5), stop=st.sampled_from(["full", "best"]))
+def test_where_the_prefix_has_it_all_it_is_plain_beam_search(source, seed, beams, stop):
+    model = model_of("paper", seed, 1.5)
+    config = SearchConfig(beams=beams, nbest=beams, stop=stop)
+    (plain,) = find(model, [source], config, [Wish([7, 8, 9])])
+    (found,) = find(model, [source], config, [Wish([7, 8, 9], [], [[8, 9], [7, 8]])])
+    assert [one.ids for one in found] == [one.ids for one in plain]
+
+
 def test_several_models_vote_and_one_beam_streams():
     models = [model_of("paper", seed, 1.5) for seed in (1, 2)]
     ((found,),) = find(models, [[4, 5, 6]], SearchConfig(), [Wish(within=[[9, 10], [9]])])

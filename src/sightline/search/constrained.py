@@ -141,8 +141,11 @@ def _refuse(config: SearchConfig, wish: Wish) -> None:
 
 
 def _shared(candidates: Sequence[Candidate], places: int) -> list[Candidate]:
-    """Place after place goes round the banks, to the best that is left in each; the bank that lacks least comes
-    first."""
+    """Place after place goes round the banks, to the best that is left in each; the bank that lacks least comes first.
+
+    Banks without candidates get none. (Post and Vilar share among all that could be, and the rest goes to the last one;
+    with few beams that hurries the words.)
+    """
     banks: dict[int, list[Candidate]] = {}
     for one in candidates:
         banks.setdefault(one.missing, []).append(one)
