@@ -122,7 +122,8 @@ class ConstrainedBeams(Beams):
         """The best finished hypotheses."""
         if not bool((self.finished > -math.inf).any()):
             raise InputError(
-                "the words that must occur cannot be said in the room there is without those that must not."
+                "nothing was found with all words that must occur and none that must not; more room (max_extra) or "
+                "more beams may help."
             )
         return super().answers()
 
