@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from sightline.config import ModelConfig
 from sightline.model.mask import Packing
 from sightline.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Model, build
+from sightline.text.tokenizer import END, START
 
 VOCAB = 41
 SMALL: dict[str, Any] = {
@@ -45,6 +47,16 @@ def config(variant: str = "paper", **more: Any) -> ModelConfig:
 def translator(variant: str = "paper", **more: Any) -> EncoderDecoder:
     model = random_weights(build(config(variant, **more)))
     assert isinstance(model, EncoderDecoder)
+    return model
+
+
+def model_of(variant: str, seed: int, ending: float = 0.0, **more: Any) -> EncoderDecoder:
+    """A translator that ends its sentences now and then."""
+    torch.manual_seed(seed)
+    model = translator(variant, **{"classifier_bias": True, **more})
+    with torch.no_grad():
+        model.classifier.weight.mul_(0.7)
+        model.classifier.bias[END] += ending
     return model
 
 
@@ -87,3 +99,13 @@ def difference(a: Tensor, b: Tensor) -> float:
 def hooks(model: torch.nn.Module) -> int:
     """How many hooks are on a model."""
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in model.modules())
+
+
+@torch.no_grad()
+def all_scores(model: EncoderDecoder, source: list[int], hypotheses: list[Any], penalty: float) -> list[float]:
+    """Of each hypothesis, by one pass over all of them."""
+    rows = [torch.tensor([START, *h, END]) for h in hypotheses]
+    target, lengths = pad_sequence(rows, batch_first=True), [len(row) - 1 for row in rows]
+    sources = torch.tensor([[*source, END]]).expand(len(rows), -1)
+    found = model(sources, target[:, :-1]).log_softmax(-1).gather(2, target[:, 1:, None])[:, :, 0]
+    return [found[i, :n].sum().item() / n**penalty for i, n in enumerate(lengths)]

@@ -310,6 +310,9 @@ class SearchConfig(Options):
     """Draw among tokens at least this times as likely as the likeliest."""
     seed: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 1
     """Of what is drawn: the same seed draws the same for the same sentence, whatever its neighbours."""
+    risk: Literal["none", "chrf"] = "none"
+    """How an engine orders samples. none: by their scores. chrf: those come first that are most like the others, by the
+    mean chrF against them (minimum Bayes risk; Eikema and Aziz, 2020, arXiv:2005.10283); it needs some dozens."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -319,6 +322,8 @@ class SearchConfig(Options):
             raise ValueError(f"beams = {self.beams} cannot be split into groups = {self.groups} of one size")
         if self.sample and self.groups > 1:
             raise ValueError("sample draws every answer by itself; it has no groups")
+        if self.risk != "none" and not self.sample:
+            raise ValueError(f"risk = {self.risk} compares samples; ask for them by sample = true")
         return self
 
 

@@ -6,6 +6,7 @@ engine.translate(["Hi, how are you?"], beam=4)[0].text
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -21,14 +22,15 @@ from sightline.model.kernels import for_few_rows
 from sightline.model.transformer import EncoderDecoder
 from sightline.search.find import find, stream
 from sightline.search.hypothesis import Hypothesis, Wish
-from sightline.search.score import force
+from sightline.search.risk import expected_chrf
+from sightline.search.score import following, force
 from sightline.text.split import Piece, gap, join, split
 from sightline.text.stream import TextStream
 from sightline.text.tokenizer import END, START, Tokenizer
 from sightline.trace.record import Trace, tracing
 from sightline.trace.what_if import what_if
 
-__all__ = ["Engine", "Scored", "Translation", "load"]
+__all__ = ["Alternative", "Engine", "Scored", "Translation", "load"]
 
 WINDOW = 4096
 """Lines of a long text that are sorted by length together."""
@@ -59,6 +61,17 @@ class Scored(NamedTuple):
     tokens: list[str]
     log_probs: list[float]
     """Of each token, and of the end after it."""
+
+
+class Alternative(NamedTuple):
+    """What could come at a place in a translation."""
+
+    token: str
+    """As the vocabulary writes it; the end is one too."""
+    log_prob: float
+    """Of the token alone, after what stands before it."""
+    text: str
+    """The whole translation, if this token is taken."""
 
 
 class Engine:
@@ -93,16 +106,23 @@ class Engine:
         beam: int = 4,
         prefix: str | Sequence[str] | None = None,
         without: Sequence[str] = (),
+        within: Sequence[str] = (),
         **options: Any,
     ) -> list[Translation]:
         """The translation of every text, in order. `options` are those of `SearchConfig` (nbest, length_penalty,
         sample, temperature, ...); `prefix`: how the answer must begin, for all or for each; `without`: words it must
-        not have.
+        not have; `within`: words it must have, one that is named twice at two places.
 
-        A text with several lines, or one that is too long, is translated in parts and put together again.
+        A word is looked for as the vocabulary usually cuts it; where one must be, it may be the beginning of a longer
+        one. A text with several lines, or one that is too long, is translated in parts and put together again; it
+        cannot have a prefix or words that must be there.
+
+        The answers are ordered by score, but with risk="chrf" by likeness to all that was drawn (of a text in parts,
+        part by part).
         """
         config = SearchConfig(beams=beam, **options)
-        return self.search([texts] if isinstance(texts, str) else texts, config, prefix=prefix, without=without)
+        some = [texts] if isinstance(texts, str) else texts
+        return self.search(some, config, prefix=prefix, without=without, within=within)
 
     def search(
         self,
@@ -111,20 +131,22 @@ class Engine:
         *,
         prefix: str | Sequence[str] | None = None,
         without: Sequence[str] = (),
+        within: Sequence[str] = (),
         details: bool = True,
     ) -> list[Translation]:
         """The same, all options in one. `details`: whether log_probs are wanted, which may take longer."""
         prefixes = [prefix or ""] * len(texts) if prefix is None or isinstance(prefix, str) else list(prefix)
         if len(prefixes) != len(texts):
             raise InputError(f"there are {len(prefixes)} prefixes and {len(texts)} texts; each text needs one.")
-        banned, begun = self._words(without), self.tokenizer.encode(prefixes)
+        banned, wanted, begun = self._words(without), self._words(within), self.tokenizer.encode(prefixes)
         pieces, sources, wishes = self._pieces(texts), [], []
         for parts, first in zip(pieces, begun, strict=True):
             some = [part.text for part in parts if part.text]
-            if first and len(some) > 1:
-                raise InputError("a prefix is for a text of one part, and this one is translated in several.")
+            if (first or wanted) and len(some) > 1:
+                what = "a prefix is" if first else "words that must occur are"
+                raise InputError(f"{what} for a text of one part, and this one is translated in several.")
             sources += some
-            wishes += [Wish(first, banned)] * len(some)
+            wishes += [Wish(first, banned, wanted)] * len(some)
         found = iter(self._find(self.tokenizer.encode(sources), config, wishes, details))
         return [self._together(parts, [next(found) if part.text else [] for part in parts]) for parts in pieces]
 
@@ -169,6 +191,33 @@ class Engine:
             for ids, log_probs in zip(wanted, force(self.models, given, wanted), strict=True)
         ]
 
+    def alternatives(
+        self, text: str, target: str, position: int, count: int = 5, *, beam: int = 4, **options: Any
+    ) -> list[Alternative]:
+        """What could come in place of a token of `target`, a translation of `text` or its beginning: the tokens that
+        are likeliest after the first `position` ones (those of `score`), the likeliest first, and how it would go on
+        from each. `options` are those of `SearchConfig`."""
+        (parts,), (answer,) = self._pieces([text]), self.tokenizer.encode([target])
+        some = [part.text for part in parts if part.text]
+        if len(some) != 1:
+            raise InputError(f"alternatives are for a text of one part, and this one has {len(some)}.")
+        if not 0 <= position <= len(answer):
+            raise InputError(f"there is no position {position} in a translation of {len(answer)} tokens.")
+        if position >= self.room:
+            raise InputError(f"position {position} is too far on: the model writes at most {self.room} tokens.")
+        if count < 1:
+            raise InputError(f"count = {count} alternatives are none; ask for one or more.")
+        (source,), begun = self.tokenizer.encode(some), answer[:position]
+        likely = following(self.models, source, begun, count)
+        wishes = [Wish([*begun, token]) for token, _ in likely if token != END]
+        longer = iter(self._find([source] * len(wishes), SearchConfig(beams=beam, **options), wishes, details=False))
+        ended, found = [Hypothesis(begun, 0.0, [])], []
+        for token, log_prob in likely:
+            answers = ended if token == END else next(longer)
+            whole = self._together(parts, [answers if part.text else [] for part in parts])
+            found.append(Alternative(self.tokenizer.pieces([token])[0], log_prob, whole.text))
+        return found
+
     def trace(self, text: str, target: str | None = None, **options: Any) -> Trace:
         """Everything that goes on in the model when it writes `target` for `text`, by dotted name; without a target,
         when it writes its own translation. One pass shows every step."""
@@ -196,9 +245,20 @@ class Engine:
     def _find(
         self, sources: list[list[int]], config: SearchConfig, wishes: list[Wish], details: bool
     ) -> list[list[Hypothesis]]:
+        if config.risk != "none":
+            samples = find(self.models, sources, config.model_copy(update={"nbest": config.beams}), wishes)
+            return [self._by_risk(each)[: config.nbest] for each in samples]
         if self.fast is None or self.changed or supports(config, wishes):
             return find(self.models, sources, config, wishes)
         return self.fast.find(sources, config, wishes, log_probs=details)
+
+    def _by_risk(self, samples: list[Hypothesis]) -> list[Hypothesis]:
+        """One sample of each text, the text most like all others first."""
+        texts = [self.tokenizer.decode(one.ids) for one in samples]
+        times = Counter(sorted(texts))  # in an order that no score decides
+        utility = dict(zip(times, expected_chrf(list(times), list(times.values())).tolist(), strict=True))
+        best = dict(zip(reversed(texts), reversed(samples), strict=True))  # the first of each, which scores best
+        return [best[text] for text in sorted(best, key=lambda text: (-utility[text], -best[text].score))]
 
     def _pieces(self, texts: Sequence[str]) -> list[list[Piece]]:
         """What the model reads at a time: most texts are one piece."""

@@ -170,6 +170,8 @@ def test_without_log_probs_the_scores_are_its_own(beams, words, tmp_path):
         ({"min_ratio": 0.5}, Wish(), "min_ratio = 0.5 with several beams"),
         ({}, Wish([4]), "a prefix with several beams"),
         ({}, Wish(without=[[4]]), "sequences to avoid with several beams"),
+        ({"beams": 1}, Wish(within=[[4]]), "sequences that must occur"),
+        ({"beams": 1}, Wish(within=[[]]), None),
         ({"beams": 1}, Wish([4, END]), "a wish has the end in it"),
         ({"beams": 1}, Wish(without=[[4, END]]), "a wish has the end in it"),
     ],

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from sacrebleu.metrics.chrf import CHRF
 
 import sightline
 from sightline.data.builtin import generate, riddle
@@ -51,7 +52,13 @@ def test_ctranslate2_finds_the_same(engine, taught, options):
 def test_what_ctranslate2_cannot_do_is_done_by_torch(engine, taught):
     pytest.importorskip("ctranslate2")
     fast = sightline.load(taught)
-    for options in ({"sample": True, "beam": 2}, {"beam": 4, "groups": 2}, {"prefix": "Gestern"}, {"stop": "best"}):
+    for options in (
+        {"sample": True, "beam": 2},
+        {"beam": 4, "groups": 2},
+        {"prefix": "Gestern"},
+        {"stop": "best"},
+        {"within": ["Hund"]},
+    ):
         assert [x.text for x in fast.translate(TEXTS[:5], **options)] == [
             x.text for x in engine.translate(TEXTS[:5], **options)
         ]
@@ -108,6 +115,74 @@ def test_a_prefix_begins_it_and_a_word_that_is_not_wanted_is_not_there(engine):
         assert word not in other.text.replace(".", " ").replace(",", " ").split()
 
 
+def test_words_that_must_be_there_are(engine):
+    for text in TEXTS[:4]:
+        (plain,) = engine.translate(text, beam=8)
+        said = plain.text.split()[2].strip(".,")
+        (same,) = engine.translate(text, beam=8, within=[said], stop="best")
+        assert said in same.text
+        (found,) = engine.translate(text, beam=8, nbest=2, within=["Gestern", "Wörter", "Wörter"])
+        for one in (found, *found.alternatives):
+            assert "Gestern" in one.text
+            assert one.text.count("Wörter") >= 2
+        (begun,) = engine.translate(text, beam=8, prefix="Der Wal", within=["Wal", "🐳"], without=["und"])
+        assert begun.text.startswith("Der Wal")
+        assert "🐳" in begun.text
+    together = engine.translate(["", *TEXTS[:4]], within=["heute"])
+    assert [one.text for one in together] == ["", *(engine.translate(x, within=["heute"])[0].text for x in TEXTS[:4])]
+
+
+def test_the_sample_most_like_the_others_comes_first(engine):
+    options = {"sample": True, "beam": 24, "nbest": 24, "seed": 3}
+    drawn = engine.translate(TEXTS[:6], **options)
+    ranked = engine.translate(TEXTS[:6], risk="chrf", **options)
+    best = engine.translate(TEXTS[:6], risk="chrf", **{**options, "nbest": 1})
+    metric = CHRF()
+    for one, other, first in zip(drawn, ranked, best, strict=True):
+        samples = [one, *one.alternatives]
+        texts = [sample.text for sample in samples]
+        utility = {
+            text: sum(metric.sentence_score(text, [y]).score for j, y in enumerate(texts) if j != texts.index(text))
+            / 23
+            for text in texts
+        }
+        found = [other, *other.alternatives]
+        assert {x.text for x in found} == set(texts)
+        assert len({x.text for x in found}) == len(found)
+        assert [utility[x.text] for x in found] == pytest.approx(sorted(utility.values(), reverse=True), abs=1e-9)
+        for x in found:
+            assert x.score == pytest.approx(max(y.score for y in samples if y.text == x.text), abs=1e-4)
+        assert first.text == other.text
+    (parts,) = engine.translate("\n".join(TEXTS[:3]), risk="chrf", **{**options, "nbest": 1})
+    assert parts.text == "\n".join(one.text for one in best[:3])
+
+
+def test_what_else_could_come_at_a_place(engine, taught):
+    twice = sightline.load([taught, taught])
+    for asked in (engine, twice):
+        for text in TEXTS[:3]:
+            target = asked.translate(text)[0].text
+            (whole,) = asked.score([text], [target])
+            ids = asked.tokenizer.encode([target])[0]
+            for position in (0, 2, len(ids)):
+                begun = asked.tokenizer.decode(ids[:position])
+                found = asked.alternatives(text, target, position, count=6)
+                assert len({one.token for one in found}) == 6
+                assert [one.log_prob for one in found] == sorted((one.log_prob for one in found), reverse=True)
+                assert {"<pad>", "<s>", "<unk>"}.isdisjoint(one.token for one in found)
+                own = [*whole.tokens, "</s>"][position]
+                (mine,) = [one for one in found if one.token == own]
+                assert mine.log_prob == pytest.approx(whole.log_probs[position], abs=1e-4)
+                for one in found:
+                    assert one.text.startswith(begun)
+                    if one.token == "</s>":
+                        assert one.text == begun
+                    elif not one.token.startswith("<0x"):
+                        assert one.text.startswith((begun + one.token.replace("▁", " ")).strip())
+    (best,) = engine.translate(TEXTS[0], beam=1)
+    assert engine.alternatives(TEXTS[0], "", 0, count=1, beam=1)[0].text == best.text
+
+
 def test_lines_long_texts_and_nothing_at_all(engine):
     first, second = (one.text for one in engine.translate(TEXTS[:2]))
     (found,) = engine.translate(f"{TEXTS[0]}\n\n  {TEXTS[1]}\n")
@@ -162,6 +237,40 @@ def test_what_cannot_be_done_is_said(engine, taught, tmp_path):
         sightline.load(taught, engine="fast")
     with pytest.raises(InputError, match="several"):
         list(sightline.load([taught, taught]).stream("x"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"within": ["x"], "sample": True}, "cannot be had with samples"),
+        ({"within": ["x"], "groups": 2}, "groups = 2"),
+        ({"within": ["Haus"], "without": ["Haus"]}, "one or the other"),
+        ({"within": ["Haus " * 5000]}, "too long"),
+        ({"risk": "chrf"}, "ask for them by sample = true"),
+    ],
+)
+def test_wishes_that_cannot_come_true_are_refused(engine, options, message):
+    with pytest.raises((InputError, ConfigError), match=message):
+        engine.translate(TEXTS[0], **options)
+    with pytest.raises(InputError, match="words that must occur are for a text of one part"):
+        engine.translate("\n".join(TEXTS[:2]), within=["x"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((TEXTS[0], "Der Hund", -1), "no position -1"),
+        ((TEXTS[0], "Der Hund", 99), "no position 99"),
+        ((TEXTS[0], "x" * 9000, 8500), "too far on"),
+        (("\n".join(TEXTS[:2]), "Der Hund", 1), "one part, and this one has 2"),
+        (("", "Der Hund", 1), "one part, and this one has 0"),
+    ],
+)
+def test_alternatives_that_there_are_not(engine, arguments, message):
+    with pytest.raises(InputError, match=message):
+        engine.alternatives(*arguments)
+    with pytest.raises(InputError, match="count = 0"):
+        engine.alternatives(TEXTS[0], "Der Hund", 1, count=0)
 
 
 def test_a_shorter_or_longer_answer_can_be_asked_for(engine):

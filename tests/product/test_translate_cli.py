@@ -134,6 +134,9 @@ def test_options_of_the_search_reach_it(taught):
         (["--prefix", "Gestern"], {"prefix": "Gestern"}),
         (["--set", "min_ratio=2.0", "--set", "max_ratio=3"], {"min_ratio": 2.0, "max_ratio": 3.0}),
         (["--length-penalty", "0"], {"length_penalty": 0.0}),
+        (["--within", "heute", "--within", "Wal"], {"within": ["heute", "Wal"]}),
+        (["--mbr", "--beam", "16"], {"sample": True, "risk": "chrf", "beam": 16}),
+        (["--sample", "--beam", "16", "--set", "risk=chrf"], {"sample": True, "risk": "chrf", "beam": 16}),
     ):  # fmt: skip
         done = run("translate", taught, *arguments, given=given)
         assert done.stdout.decode() == engine.translate(TEXTS[0], **options)[0].text + "\n", done.stderr
@@ -150,6 +153,9 @@ def test_options_of_the_search_reach_it(taught):
         (["translate", "{model}", "--engine", "fast"], "known are auto, torch and ctranslate2"),
         (["translate", "{model}", "--set", "temprature=1"], "did you mean 'temperature'"),
         (["translate", "{model}", "--beam", "2", "--set", "groups=3"], "cannot be split"),
+        (["translate", "{model}", "--set", "risk=chrf"], "ask for them by sample = true"),
+        (["translate", "{model}", "{tmp}/there", "--mbr", "--within", "x"], "cannot be had with samples"),
+        (["translate", "{model}", "{tmp}/there", "--within", "x", "--without", "x"], "one or the other"),
         (["score", "{model}", "--source", "{tmp}/there", "--target", "{tmp}/longer"], "lines"),
     ],
 )

@@ -7,14 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.utils.rnn import pad_sequence
 
 from sightline.config import SearchConfig
 from sightline.search.find import find
 from sightline.search.hypothesis import Wish
 from sightline.text.tokenizer import END, PAD, START, UNKNOWN
 from sightline.trace.record import tracing
-from support import VARIANTS, translator
+from support import VARIANTS, all_scores, model_of
 
 
 def search_all(model, sources, *, beams=1, length_penalty=1.0, budget=8192, **more):
@@ -24,16 +23,6 @@ def search_all(model, sources, *, beams=1, length_penalty=1.0, budget=8192, **mo
 
 WORDS = range(UNKNOWN + 1, 41)
 SOURCES = st.lists(st.lists(st.sampled_from(WORDS), min_size=0, max_size=6), min_size=1, max_size=4)
-
-
-def model_of(variant, seed, ending=0.0, **more):
-    """One that ends its sentences now and then."""
-    torch.manual_seed(seed)
-    model = translator(variant, **{"classifier_bias": True, **more})
-    with torch.no_grad():
-        model.classifier.weight.mul_(0.7)
-        model.classifier.bias[END] += ending
-    return model
 
 
 @torch.no_grad()
@@ -225,12 +214,3 @@ def test_coverage_counts_what_was_looked_at():
         (found,) = search_all(model, [source], beams=110, coverage_penalty=2.0)
         assert found.score == pytest.approx(max(sums.values()), abs=1e-4)
         assert sums[tuple(found.ids)] == pytest.approx(found.score, abs=1e-4)
-
-
-@torch.no_grad()
-def all_scores(model, source, hypotheses, penalty):
-    rows = [torch.tensor([START, *h, END]) for h in hypotheses]
-    target, lengths = pad_sequence(rows, batch_first=True), [len(row) - 1 for row in rows]
-    sources = torch.tensor([[*source, END]]).expand(len(rows), -1)
-    found = model(sources, target[:, :-1]).log_softmax(-1).gather(2, target[:, 1:, None])[:, :, 0]
-    return [found[i, :n].sum().item() / n**penalty for i, n in enumerate(lengths)]

@@ -35,8 +35,12 @@ def translate(
     top_k: Annotated[int, typer.Option(help="Draw among so many of the likeliest tokens; 0: among all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw among the likeliest with this probability together.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of samples.")] = 1,
+    mbr: Annotated[
+        bool, typer.Option("--mbr", help="Draw samples, as many as --beam, and give the one most like the others.")
+    ] = False,
     prefix: Annotated[str, typer.Option(help="How every answer must begin.")] = "",
     without: Annotated[list[str] | None, typer.Option(help="A word that no answer may have; may be repeated.")] = None,
+    within: Annotated[list[str] | None, typer.Option(help="A word that every answer has; may be repeated.")] = None,
     set: Annotated[list[str] | None, typer.Option(help="Any other option of the search, as option=value.")] = None,
     vote: Annotated[
         list[str] | None, typer.Option("--with", help="Another model, which votes; may be repeated.")
@@ -50,9 +54,10 @@ def translate(
     from sightline.engine import load
     from sightline.errors import InputError
 
-    given = {"nbest": nbest, "length_penalty": length_penalty, "sample": sample, "temperature": temperature}
+    given = {"nbest": nbest, "length_penalty": length_penalty, "sample": sample or mbr, "temperature": temperature}
     given |= {"top_k": top_k, "top_p": top_p, "seed": seed}
-    options = load_search(set or [], beams=max(beam, nbest) if nbest > 1 else beam, **given)
+    risk = "chrf" if mbr else "none"
+    options = load_search(set or [], beams=max(beam, nbest) if nbest > 1 else beam, risk=risk, **given)
     if resume and out is None:
         raise InputError("--resume goes on with a file; name it by --out.")
     if out is not None and out.exists() and not resume:
@@ -61,7 +66,7 @@ def translate(
     if path is not None and not path.is_file():
         raise InputError(f"{path}: there is no such file.")
     translator = load([model, *(vote or [])], device=device, engine=cast("Any", engine))
-    more: dict[str, Any] = {"prefix": prefix, "without": without or [], "details": as_json}
+    more: dict[str, Any] = {"prefix": prefix, "without": without or [], "within": within or [], "details": as_json}
     several = options.nbest > 1 and not as_json
     done = _done(out, several) if resume and out is not None else 0
     written = done

@@ -244,6 +244,7 @@ def supports(config: SearchConfig, wishes: Iterable[Wish] | None = None) -> str 
         f"coverage_penalty = {config.coverage_penalty:g}, and where a forced end looks it does not tell": (
             config.coverage_penalty > 0
         ),
+        "sequences that must occur, and it does not search for them": any(any(wish.within) for wish in wishes),
         "a wish has the end in it": any(END in ids for wish in wishes for ids in [wish.prefix, *wish.without]),
         "a prefix with several beams, of which only the best may end right behind it there": (
             beams and any(wish.prefix for wish in wishes)

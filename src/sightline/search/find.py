@@ -4,7 +4,7 @@ Sources of like length are searched together, in batches under a budget of token
 numbers a model gives for a sentence differ in the last digits with the shape of the batch it is in (sums are added in
 another order), and that may decide between two hypotheses that are as good as each other. In float32, a sentence where
 any decision was so near is searched again by itself, and that answer counts. So batches make it faster, and change
-nothing.
+nothing. A sentence with sequences that must occur is always searched by itself.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from sightline.config import SearchConfig
 from sightline.errors import InputError
 from sightline.model.transformer import EncoderDecoder
 from sightline.search.beam import Beams
+from sightline.search.constrained import ConstrainedBeams
 from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.recorded import RecordedSearch, stage_of
 from sightline.search.rules import Rules
@@ -52,7 +53,7 @@ def find(
             raise InputError(f"a source of {len(ids)} tokens is too long: the model reads at most {longest - 1}.")
     found: list[list[Hypothesis]] = [[] for _ in sources]
     near: list[int] = []
-    for batch in _batches(sources, budget // config.beams):
+    for batch in _batches(sources, wishes, budget // config.beams):
         answers = _search(models, [sources[i] for i in batch], config, [wishes[i] for i in batch])
         for i, (best, margin) in zip(batch, answers, strict=True):
             found[i] = best
@@ -66,8 +67,11 @@ def find(
     return found
 
 
-def _batches(sources: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
-    order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))  # the longest of a batch comes first
+def _batches(sources: Sequence[Sequence[int]], wishes: Sequence[Wish], budget: int) -> Iterator[list[int]]:
+    alone = [any(wish.within) for wish in wishes]
+    yield from ([i] for i in range(len(sources)) if alone[i])
+    order = [i for i in range(len(sources)) if not alone[i]]
+    order.sort(key=lambda i: -len(sources[i]))  # the longest of a batch comes first
     while order:
         count = max(1, budget // (len(sources[order[0]]) + 1))
         yield order[:count]
@@ -120,7 +124,10 @@ def _steps(
     ids = torch.tensor([[*source, END, *[PAD] * (longest - len(source))] for source in sources], device=device)
     room = min(model.config.positions.max_length for model in models)
     rules = Rules([len(source) + 1 for source in sources], config, wishes, room, device)
-    state = Samples(rules, config, sources) if config.sample else Beams(rules, config, ids != PAD)
+    if any(wishes[0].within):
+        state: Beams | Samples = ConstrainedBeams(rules, config, ids != PAD, wishes[0])
+    else:
+        state = Samples(rules, config, sources) if config.sample else Beams(rules, config, ids != PAD)
     with _search_from(state, models, ids) as search:
         for length in range(1, rules.longest + 1):
             search.advance()
@@ -139,9 +146,10 @@ def _steps(
 def _search_from(
     state: Beams | Samples, models: Sequence[EncoderDecoder], source: Tensor
 ) -> Iterator["PlainSearch | RecordedSearch"]:
-    """Recorded where that can be: what a search hears of attention or bans by words is not."""
+    """Recorded where that can be; not where it asks for attention, or for words that must or must not occur."""
     watched = state.config.coverage_penalty > 0 and not state.config.sample
-    stage = None if watched or any(state.rules.without) else stage_of(models)
+    plain = watched or any(state.rules.without) or isinstance(state, ConstrainedBeams)
+    stage = None if plain else stage_of(models)
     if stage is None:
         scorer = Scorer(models, source, beams=state.config.beams, capacity=state.rules.longest, watched=watched)
         yield PlainSearch(scorer, state)

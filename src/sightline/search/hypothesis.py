@@ -12,6 +12,8 @@ class Wish(NamedTuple):
     """It begins with these. They count in its score like all others."""
     without: list[list[int]] = []  # noqa: RUF012
     """None of these sequences is in it."""
+    within: list[list[int]] = []  # noqa: RUF012
+    """All of these sequences are in it; one that is named twice is there twice."""
 
 
 class Hypothesis(NamedTuple):

@@ -11,11 +11,12 @@ from torch import Tensor
 from sightline.config import SearchConfig
 from sightline.errors import InputError
 from sightline.search.hypothesis import Wish
+from sightline.search.required import Required
 from sightline.search.scorer import Scores
 from sightline.search.state import State
 from sightline.text.tokenizer import END, PAD, START, UNKNOWN
 
-__all__ = ["Forced", "Rules", "bounds"]
+__all__ = ["NEVER", "Forced", "Rules", "bounds"]
 
 NEVER = [PAD, START, UNKNOWN]
 """These are no words."""
@@ -24,9 +25,13 @@ NEVER = [PAD, START, UNKNOWN]
 def bounds(length: int, config: SearchConfig, wish: Wish, room: int) -> tuple[int, int]:
     """Tokens of the longest answer, its end among them, and of the shortest, without the end, to a source of so many
     tokens, its end among them; `room`: what the model can write at most."""
-    if len(wish.prefix) >= room:
-        raise InputError(f"a prefix of {len(wish.prefix)} tokens is too long: the model writes at most {room}.")
-    limit = min(max(int(config.max_ratio * length) + config.max_extra, len(wish.prefix) + 1), room)
+    required = Required(wish.within)
+    missing = required.missing(required.after(required.start, wish.prefix))
+    needed = len(wish.prefix) + missing
+    if needed >= room:
+        what = "what must occur, with the prefix," if missing else "a prefix"
+        raise InputError(f"{what} of {needed} tokens is too long: the model writes at most {room}.")
+    limit = min(max(int(config.max_ratio * length) + config.max_extra, needed + 1), room)
     return limit, min(math.ceil(config.min_ratio * (length - 1)), limit - 1)
 
 
@@ -36,6 +41,11 @@ class Forced(NamedTuple):
     token: Int[Tensor, "rows 1"]
     """-1 where others may come."""
     value: Float[Tensor, "rows 1"]
+
+    def alone(self, values: Float[Tensor, "rows vocab"]) -> None:
+        """Put -inf everywhere else, in place."""
+        values.masked_fill_(self.token >= 0, -math.inf)
+        values.scatter_(1, self.token.clamp(min=0), torch.where(self.token >= 0, self.value, values[:, :1]))
 
     def among(
         self, value: Float[Tensor, "rows best"], token: Int[Tensor, "rows best"]
@@ -57,8 +67,8 @@ class Rules(State):
         self, lengths: Sequence[int], config: SearchConfig, wishes: Sequence[Wish], room: int, device: torch.device
     ) -> None:
         """`lengths`: tokens of each source, its end among them. `room`: tokens that a model can write at most."""
-        both = [bounds(length, config, wish, room) for length, wish in zip(lengths, wishes, strict=True)]
-        limits, least = ([each[i] for each in both] for i in (0, 1))
+        pairs = zip(lengths, wishes, strict=True)
+        limits, least = zip(*(bounds(length, config, wish, room) for length, wish in pairs), strict=True)
         self.beams, self.sentences, self.longest = config.beams, len(lengths), max(limits)
         self.limits: Int[Tensor, " sentences"] = torch.tensor(limits, device=device)
         """Tokens of the longest answer, its end among them."""

@@ -1,0 +1,71 @@
+"""Minimum Bayes risk: chrF is sacreBLEU's to the last digit, and the answer most like the others comes first."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sacrebleu.metrics.chrf import CHRF
+
+from sightline.data.builtin import generate
+from sightline.search.risk import chrf, expected_chrf
+
+ODD = [
+    "",
+    " ",
+    "a",
+    "aa",
+    "aaaaaaaaaaaa",
+    "ab ab",
+    "abab",
+    "😀👩‍👩‍👧 x",
+    "😀",
+    "שלום עולם",
+    "don't!",
+    "a\u2028b\tc\x1fd",
+]
+TEXTS = [pair.target for pair in generate("test", 15)]
+
+
+def theirs(texts):
+    metric = CHRF()
+    return np.array([[metric.sentence_score(one, [other]).score for other in texts] for one in texts])
+
+
+def test_chrf_is_that_of_sacrebleu():
+    texts = [*TEXTS, *ODD, *(text[: len(text) // 2] + text[::-1] for text in TEXTS[:5])]
+    assert np.abs(chrf(texts) - theirs(texts)).max() < 1e-9
+    assert chrf([]).shape == (0, 0)
+
+
+@given(
+    st.lists(st.one_of(st.text("ab ", max_size=12), st.text(max_size=8), st.sampled_from(ODD)), min_size=1, max_size=5)
+)
+def test_chrf_of_any_text_is_that_of_sacrebleu(texts):
+    assert np.allclose(chrf(texts), theirs(texts), rtol=0, atol=1e-9)
+
+
+def test_the_mean_is_over_all_other_samples():
+    texts, times = TEXTS[:4], [3, 1, 2, 1]
+    samples = [text for text, n in zip(texts, times, strict=True) for _ in range(n)]
+    scores, expected = theirs(samples), []
+    for text in texts:
+        i = samples.index(text)
+        expected.append(np.mean([scores[i, j] for j in range(len(samples)) if j != i]))
+    assert expected_chrf(texts, times) == pytest.approx(expected, abs=1e-9)
+    assert expected_chrf(samples)[[0, 3, 4, 6]] == pytest.approx(expected, abs=1e-9)
+    assert expected_chrf(["one"]).tolist() == [0.0]
+    assert np.argmax(expected_chrf(["the dog sees", "the dog sees a cat", "the dog saw a cat", "nothing"])) == 1
+
+
+def test_a_hundred_samples_take_no_time():
+    chance = random.Random(1)
+    words = sorted({word for text in TEXTS for word in text.split()})
+    base = [chance.choice(words) for _ in range(22)]
+    texts = [" ".join(w if chance.random() < 0.6 else chance.choice(words) for w in base) for _ in range(100)]
+    began = time.process_time()
+    for _ in range(5):
+        chrf(texts)
+    assert (time.process_time() - began) / 5 < 0.25  # 0.02 where nothing else runs
