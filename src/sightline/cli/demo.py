@@ -155,17 +155,16 @@ def link_words(console: "Console", engine: "Engine", folder: Path) -> None:
     from sightline.data.builtin import generate
     from sightline.evaluate.align import agreement, choose_heads, gold_of, save_choice
 
-    (chosen, by), (tested, right) = (
-        (list(zip(*((pair.source, pair.target) for pair in pairs), strict=True)), [gold_of(pair) for pair in pairs])
-        for pairs in (list(generate("dev", 200)), list(generate("test", 200)))
-    )
-    choice = choose_heads(engine, *chosen, by)
+    chosen, tested = list(generate("dev", 200)), list(generate("test", 200))
+    gold = [gold_of(pair) for pair in chosen]
+    choice = choose_heads(engine, [pair.source for pair in chosen], [pair.target for pair in chosen], gold)
     save_choice(folder, choice)
     engine.heads = choice.heads
-    found = agreement(engine.align(*tested), right)
+    links = engine.align([pair.source for pair in tested], [pair.target for pair in tested])
+    right = agreement(links, [gold_of(pair) for pair in tested]).precision
     console.print(
-        f"  By where its best heads look ({len(choice.heads.heads)} of them), {found.precision:.0%} of the German words "
-        "are linked to the English word they translate."
+        f"  By where {len(choice.heads.heads)} of its heads look, {right:.0%} of the German words are linked to the "
+        "English word they translate."
     )
 
 

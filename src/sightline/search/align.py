@@ -104,8 +104,10 @@ def link(weights: Float[Tensor, "target source"]) -> Alignment:
         if target not in found and source not in taken:
             found[target] = source
             taken.add(source)
-    best = weights.argmax(1).tolist()
-    return sorted((found.get(target, best[target]), target) for target in range(len(weights)))
+    for target in range(len(weights)):
+        if target not in found:
+            found[target] = int(weights[target].argmax())
+    return sorted((source, target) for target, source in found.items())
 
 
 def write_pharaoh(links: Alignment) -> str:

@@ -183,7 +183,9 @@ class SentencePiece:
         return list(self._processor.Encode(texts, num_threads=1 if len(texts) < FEW else -1))
 
     def spans(self, texts: list[str]) -> list[list[tuple[int, int]]]:
-        return [found["offsets"] for found in self._processor.Encode(texts, return_type="offset_mapping")]
+        threads = 1 if len(texts) < FEW else -1
+        found = self._processor.Encode(texts, return_type="offset_mapping", return_bytes=False, num_threads=threads)
+        return [one["offsets"] for one in found]
 
     def encode_with_dropout(self, texts: list[str], dropout: float, seed: int) -> list[list[int]]:
         """On one thread: which of several draws what would be left to chance."""
