@@ -278,10 +278,10 @@ class Engine:
                     (answers[i][rank].text, one, start) for one, start in zip(said, starts(parts, said), strict=True)
                 ]
                 owners += [(i, rank)] * len(parts)
+        # What no text is written in (single bytes) becomes more tokens when the answer is read again.
+        read = [Words(one.ids[: self.room], one.words[: self.room]) for one in self._cut(targets)]
         links: dict[tuple[int, int], set[tuple[int, int]]] = {}
-        for owner, some in zip(
-            owners, align(self.model, self._cut(sources), self._cut(targets), self.heads), strict=True
-        ):
+        for owner, some in zip(owners, align(self.model, self._cut(sources), read, self.heads), strict=True):
             links.setdefault(owner, set()).update(some)
         return [
             [one._replace(alignment=sorted(links.get((i, rank), ()))) for rank, one in enumerate(ranks)]

@@ -226,6 +226,17 @@ def test_links_are_between_words_that_are_there(engine, text):
     assert bool(found.alignment) == bool(text.split() and found.text.split())
 
 
+def test_an_answer_may_have_more_tokens_when_it_is_read_again(engine):
+    torch.manual_seed(0)
+    config = engine.model.config
+    short = config.model_copy(update={"positions": config.positions.model_copy(update={"max_length": 24})})
+    wild = sightline.Engine([sightline.build(short)], engine.tokenizer)
+    found = wild.translate(TEXTS[0], beam=8, nbest=8, sample=True, temperature=9.0, min_ratio=3.0, align=True)[0]
+    lengths = [len(engine.tokenizer.encode([one.text])[0]) for one in (found, *found.alternatives)]
+    assert max(lengths) > 24
+    assert all(one.alignment for one in (found, *found.alternatives))
+
+
 def test_chosen_heads_are_found_beside_the_model(engine, taught, tmp_path):
     folder = shutil.copytree(taught, tmp_path / "model")
     save_choice(folder, Choice(Heads([(1, 0), (0, 2)], "reads"), 0.25, 7))
@@ -240,5 +251,7 @@ def test_chosen_heads_are_found_beside_the_model(engine, taught, tmp_path):
         engine.align(["x"], ["y", "z"])
     with pytest.raises(InputError, match="pair 1 is too long"):
         engine.align(["x " * 9000], ["y"])
+    with pytest.raises(InputError, match="1 pairs and gold links for 2"):
+        choose_heads(engine, ["x"], ["y"], [[(0, 0)], []])
     with pytest.raises(InputError, match="there are none"):
         choose_heads(engine, ["x"], ["y"], [[]])

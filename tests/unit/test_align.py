@@ -41,12 +41,17 @@ def test_what_is_no_link_is_named(line):
 
 
 def test_the_strongest_link_comes_first_and_nothing_is_left_over():
+    def linked(*rows):
+        sides = [Words([], list(range(size))) for size in (len(rows[0]), len(rows))]
+        return link(torch.tensor(rows), *sides)
+
     # The second word would rather have source word 0 too, but the first one wants it more.
-    assert link(torch.tensor([[0.9, 0.1], [0.6, 0.4]])) == [(0, 0), (1, 1)]
+    assert linked([0.9, 0.1], [0.6, 0.4]) == [(0, 0), (1, 1)]
     # More target words than source words: what is left over looks where it looks.
-    assert link(torch.tensor([[0.9, 0.1], [0.3, 0.7], [0.4, 0.6]])) == [(0, 0), (1, 1), (1, 2)]
-    assert link(torch.tensor([[0.1, 0.7, 0.2]])) == [(1, 0)]
-    assert link(torch.zeros(0, 0)) == []
+    assert linked([0.9, 0.1], [0.3, 0.7], [0.4, 0.6]) == [(0, 0), (1, 1), (1, 2)]
+    assert linked([0.1, 0.7, 0.2]) == [(1, 0)]
+    # A part of a text has its words, not the first ones.
+    assert link(torch.tensor([[0.1, 0.9]]), Words([5, 5, 5], [3, 3, 4]), Words([5], [7])) == [(4, 7)]
 
 
 def test_gold_links_between_words_as_they_are_written():

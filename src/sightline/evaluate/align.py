@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from sightline.checkpoint import write_whole
 from sightline.data.builtin import Pair
 from sightline.engine import Engine
 from sightline.errors import CheckpointError, InputError
-from sightline.search.align import Alignment, Head, Heads, every_head, link, weigh
+from sightline.search.align import Alignment, Head, Heads, Step, align, every_head, link, weigh
 
 __all__ = ["MOST", "Agreement", "Choice", "agreement", "choose_heads", "gold_of", "save_choice"]
 
@@ -56,37 +55,36 @@ def agreement(found: Sequence[Alignment], gold: Sequence[Alignment]) -> Agreemen
 
 def choose_heads(engine: Engine, sources: Sequence[str], targets: Sequence[str], gold: Sequence[Alignment]) -> Choice:
     """The heads whose mean has the lowest error rate on these pairs: first the best one of all, then, as long as it
-    helps, the one that is best beside those that are chosen; for both steps."""
+    helps, the one that is best beside those that are chosen; for both steps. Where that is no better than all heads
+    together, all of them."""
     given, wanted = engine.words(sources, targets)
-    if not given or not any(gold):
+    if len(given) != len(gold):
+        raise InputError(f"there are {len(given)} pairs and gold links for {len(gold)}; each pair needs its own.")
+    if not any(gold):
         raise InputError("heads are chosen by pairs with gold links, and there are none.")
     every = every_head(engine.model)
-    best = Choice(Heads(every), agreement(engine.align(sources, targets), gold).error, len(gold))
-    for step in ("predicts", "reads"):
-        weights: list[Tensor] = [torch.zeros(len(every), 0, 0)] * len(given)
-        for i, each in weigh(engine.model, given, wanted, [[head] for head in every], step):
-            weights[i] = each
+    best = Choice(Heads(every), agreement(align(engine.model, given, wanted), gold).error, len(gold))
+    steps: tuple[Step, ...] = ("predicts", "reads")
+    for step in steps:
+        weights = dict(weigh(engine.model, given, wanted, [[head] for head in every], step))
+
+        def error(heads: Sequence[Head], weights: dict[int, Tensor] = weights) -> float:
+            places = [every.index(head) for head in heads]
+            found: list[Alignment] = [[] for _ in gold]
+            for i, each in weights.items():
+                found[i] = link(each[places].mean(0), given[i], wanted[i])
+            return agreement(found, gold).error
+
         chosen: list[Head] = []
         last = 1.0
         while len(chosen) < MOST:
-            rest = [head for head in every if head not in chosen]
-            error, head = min((_error(weights, every, [*chosen, head], gold), head) for head in rest)
-            if error > last - GAIN:
+            lowest, head = min((error([*chosen, head]), head) for head in every if head not in chosen)
+            if lowest > last - GAIN:
                 break
-            chosen, last = [*chosen, head], error
-        if chosen and last < best.error:
+            chosen, last = [*chosen, head], lowest
+        if last < best.error:
             best = Choice(Heads(chosen, step), last, len(gold))
     return best
-
-
-def _error(
-    weights: Sequence[Tensor],
-    every: Sequence[Head],
-    heads: Sequence[Head],
-    gold: Sequence[Alignment],
-) -> float:
-    places = [every.index(head) for head in heads]
-    return agreement([link(each[places].mean(0)) for each in weights], gold).error
 
 
 def save_choice(folder: Path | str, choice: Choice) -> None:

@@ -71,8 +71,7 @@ def align(
     chosen = chosen or Heads(every_head(model))
     found: list[Alignment] = [[] for _ in sources]
     for i, (weights,) in weigh(model, sources, targets, [chosen.heads], chosen.step):
-        rows, columns = sorted(set(targets[i].words)), sorted(set(sources[i].words))
-        found[i] = sorted((columns[s], rows[t]) for s, t in link(weights))
+        found[i] = link(weights, sources[i], targets[i])
     return found
 
 
@@ -93,21 +92,21 @@ def weigh(
         yield i, looks[:, first, :-1] @ _members(sources[i].words)
 
 
-def link(weights: Float[Tensor, "target source"]) -> Alignment:
+def link(weights: Float[Tensor, "target source"], source: Words, target: Words) -> Alignment:
     """The strongest link first, and each word in one link only; then a target word that is left over is linked to where
     it looks most."""
     found: dict[int, int] = {}
     taken: set[int] = set()
-    width = weights.shape[1]
     for place in weights.flatten().argsort(descending=True, stable=True).tolist():
-        target, source = divmod(place, width)
-        if target not in found and source not in taken:
-            found[target] = source
-            taken.add(source)
-    for target in range(len(weights)):
-        if target not in found:
-            found[target] = int(weights[target].argmax())
-    return sorted((source, target) for target, source in found.items())
+        row, column = divmod(place, weights.shape[1])
+        if row not in found and column not in taken:
+            found[row] = column
+            taken.add(column)
+    for row in range(len(weights)):
+        if row not in found:
+            found[row] = int(weights[row].argmax())
+    rows, columns = sorted(set(target.words)), sorted(set(source.words))
+    return sorted((columns[column], rows[row]) for row, column in found.items())
 
 
 def write_pharaoh(links: Alignment) -> str:

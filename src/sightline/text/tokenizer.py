@@ -184,7 +184,7 @@ class SentencePiece:
 
     def spans(self, texts: list[str]) -> list[list[tuple[int, int]]]:
         threads = 1 if len(texts) < FEW else -1
-        found = self._processor.Encode(texts, return_type="offset_mapping", return_bytes=False, num_threads=threads)
+        found = self._processor.Encode(texts, return_type="offset_mapping", num_threads=threads) if texts else []
         return [one["offsets"] for one in found]
 
     def encode_with_dropout(self, texts: list[str], dropout: float, seed: int) -> list[list[int]]:
