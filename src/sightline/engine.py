@@ -366,7 +366,7 @@ def _heads(folder: str | Path, model: EncoderDecoder) -> Heads | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{path}: this is no choice of heads; `sightline align --choose` makes one.") from None
+        raise CheckpointError(f"{path}: this is no choice of heads; without the file all of them count.") from None
     if not found.heads or not {*found.heads} <= {*every_head(model)} or found.step not in ("predicts", "reads"):
-        raise CheckpointError(f"{path}: the model has no such heads; `sightline align --choose` makes a new choice.")
+        raise CheckpointError(f"{path}: the model has no such heads; without the file all of them count.")
     return found
