@@ -8,7 +8,7 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,17 +16,19 @@ import torch
 
 from sightline.checkpoint import load_model, load_tokenizer
 from sightline.config import SearchConfig
-from sightline.errors import InputError, SightlineError
+from sightline.errors import CheckpointError, InputError, SightlineError
 from sightline.interop.ctranslate2 import CTranslate2Search, beside, supports
 from sightline.model.kernels import for_few_rows
 from sightline.model.transformer import EncoderDecoder
+from sightline.search.align import Alignment, Heads, Words, align, every_head
 from sightline.search.find import find, stream
 from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.risk import expected_chrf
 from sightline.search.score import following, force
-from sightline.text.split import Piece, gap, join, split
+from sightline.text.split import Piece, gap, join, split, starts
 from sightline.text.stream import TextStream
 from sightline.text.tokenizer import END, START, Tokenizer
+from sightline.text.words import words_of
 from sightline.trace.record import Trace, tracing
 from sightline.trace.what_if import what_if
 
@@ -52,6 +54,9 @@ class Translation(NamedTuple):
     """Of each token, and of the end after it."""
     alternatives: list["Translation"] = []  # noqa: RUF012 - never changed
     """With nbest: the next best ones."""
+    alignment: Alignment | None = None
+    """With align: pairs of a source word and a word of this text that belong together. Words are what white space
+    separates, counted from 0."""
 
 
 class Scored(NamedTuple):
@@ -84,11 +89,13 @@ class Engine:
         *,
         usual: int = USUAL,
         fast: CTranslate2Search | None = None,
+        heads: Heads | None = None,
     ) -> None:
         """`usual`: tokens that sources had in training. Sentences that have more together are translated one by one.
-        `fast`: what searches where it would find the same as we do."""
+        `fast`: what searches where it would find the same as we do. `heads`: those of the first model by which words
+        are aligned, if not all."""
         self.models = [model.eval() for model in models]
-        self.tokenizer, self.usual, self.fast = tokenizer, usual, fast
+        self.tokenizer, self.usual, self.fast, self.heads = tokenizer, usual, fast, heads
         self.changed = False
         """By a what-if, which the model here knows of, and no other."""
         self.room = min(model.config.positions.max_length for model in models) - 1
@@ -107,11 +114,13 @@ class Engine:
         prefix: str | Sequence[str] | None = None,
         without: Sequence[str] = (),
         within: Sequence[str] = (),
+        align: bool = False,
         **options: Any,
     ) -> list[Translation]:
         """The translation of every text, in order. `options` are those of `SearchConfig` (nbest, length_penalty,
         sample, temperature, ...); `prefix`: how the answer must begin, for all or for each; `without`: words it must
-        not have; `within`: words it must have, one that is named twice at two places.
+        not have; `within`: words it must have, one that is named twice at two places; `align`: whether it is told
+        which word comes from which.
 
         A word is looked for as the vocabulary usually cuts it; where one must be, it may be the beginning of a longer
         one. A text with several lines, or one that is too long, is translated in parts and put together again; it
@@ -122,7 +131,7 @@ class Engine:
         """
         config = SearchConfig(beams=beam, **options)
         some = [texts] if isinstance(texts, str) else texts
-        return self.search(some, config, prefix=prefix, without=without, within=within)
+        return self.search(some, config, prefix=prefix, without=without, within=within, align=align)
 
     def search(
         self,
@@ -133,6 +142,7 @@ class Engine:
         without: Sequence[str] = (),
         within: Sequence[str] = (),
         details: bool = True,
+        align: bool = False,
     ) -> list[Translation]:
         """The same, all options in one. `details`: whether log_probs are wanted, which may take longer."""
         prefixes = [prefix or ""] * len(texts) if prefix is None or isinstance(prefix, str) else list(prefix)
@@ -148,7 +158,11 @@ class Engine:
             sources += some
             wishes += [Wish(first, banned, wanted)] * len(some)
         found = iter(self._find(self.tokenizer.encode(sources), config, wishes, details))
-        return [self._together(parts, [next(found) if part.text else [] for part in parts]) for parts in pieces]
+        ranked = [_ranks([next(found) if part.text else [] for part in parts]) for parts in pieces]
+        answers = [[self._together(parts, each) for each in ranks] for parts, ranks in zip(pieces, ranked, strict=True)]
+        if align:
+            answers = self._aligned(texts, pieces, ranked, answers)
+        return [first._replace(alternatives=others) for first, *others in answers]
 
     def translate_lines(self, lines: Iterable[str], *, window: int = WINDOW, **options: Any) -> Iterator[Translation]:
         """The translations of any number of lines, in order, in constant memory: a window of them at a time."""
@@ -180,12 +194,8 @@ class Engine:
 
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[Scored]:
         """How probable each target is as the translation of its source, token by token."""
-        if len(sources) != len(targets):
-            raise InputError(f"there are {len(sources)} sources and {len(targets)} targets; they come in pairs.")
         given, wanted = self.tokenizer.encode(sources), self.tokenizer.encode(targets)
-        for number, (ids, answer) in enumerate(zip(given, wanted, strict=True), 1):
-            if max(len(ids), len(answer)) > self.room:
-                raise InputError(f"pair {number} is too long: the model takes at most {self.room} tokens a side.")
+        self._check(given, wanted)
         return [
             Scored(sum(log_probs), self.tokenizer.pieces(ids), log_probs)
             for ids, log_probs in zip(wanted, force(self.models, given, wanted), strict=True)
@@ -214,9 +224,20 @@ class Engine:
         ended, found = [Hypothesis(begun, 0.0, [])], []
         for token, log_prob in likely:
             answers = ended if token == END else next(longer)
-            whole = self._together(parts, [answers if part.text else [] for part in parts])
+            whole = self._together(parts, [answers[0] if part.text else None for part in parts])
             found.append(Alternative(self.tokenizer.pieces([token])[0], log_prob, whole.text))
         return found
+
+    def align(self, sources: Sequence[str], targets: Sequence[str]) -> list[Alignment]:
+        """Which word of each source belongs to which word of its target, by where the model looks while it writes the
+        target. Words are what white space separates, counted from 0."""
+        return align(self.model, *self.words(sources, targets), self.heads)
+
+    def words(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[list[Words], list[Words]]:
+        """Given pairs as tokens, with the word that each token belongs to."""
+        given, wanted = (self._cut([(text, text, 0) for text in side]) for side in (sources, targets))
+        self._check([one.ids for one in given], [one.ids for one in wanted])
+        return given, wanted
 
     def trace(self, text: str, target: str | None = None, **options: Any) -> Trace:
         """Everything that goes on in the model when it writes `target` for `text`, by dotted name; without a target,
@@ -278,23 +299,66 @@ class Engine:
         """Words inside a sentence, as the vocabulary cuts them."""
         return [ids for ids in self.tokenizer.encode(words) if ids]
 
-    def _together(self, parts: Sequence[Piece], found: Sequence[list[Hypothesis]]) -> Translation:
-        """The answer to a text from those to its parts: the best of all, then the second best of all, ..."""
-        ranks = max((len(each) for each in found), default=0)
-        answers = []
-        for rank in range(max(ranks, 1)):
-            each = [hypotheses[min(rank, len(hypotheses) - 1)] if hypotheses else None for hypotheses in found]
-            texts = [self.tokenizer.decode(one.ids) if one else "" for one in each]
-            there = [one for one in each if one]
-            answers.append(
-                Translation(
-                    join(parts, texts),
-                    sum(one.score for one in there) / len(there) if there else 0.0,
-                    [token for one in there for token in self.tokenizer.pieces(one.ids)],
-                    [log_prob for one in there for log_prob in one.log_probs],
-                )
-            )
-        return answers[0]._replace(alternatives=answers[1:])
+    def _check(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> None:
+        if len(sources) != len(targets):
+            raise InputError(f"there are {len(sources)} sources and {len(targets)} targets; they come in pairs.")
+        for number, (ids, answer) in enumerate(zip(sources, targets, strict=True), 1):
+            if max(len(ids), len(answer)) > self.room:
+                raise InputError(f"pair {number} is too long: the model takes at most {self.room} tokens a side.")
+
+    def _together(self, parts: Sequence[Piece], found: Sequence[Hypothesis | None]) -> Translation:
+        """The answer to a text from those to its parts."""
+        there = [one for one in found if one]
+        return Translation(
+            join(parts, self._said(found)),
+            sum(one.score for one in there) / len(there) if there else 0.0,
+            [token for one in there for token in self.tokenizer.pieces(one.ids)],
+            [log_prob for one in there for log_prob in one.log_probs],
+        )
+
+    def _said(self, found: Sequence[Hypothesis | None]) -> list[str]:
+        return [self.tokenizer.decode(one.ids) if one else "" for one in found]
+
+    def _aligned(
+        self,
+        texts: Sequence[str],
+        pieces: Sequence[list[Piece]],
+        ranked: Sequence[list[list[Hypothesis | None]]],
+        answers: Sequence[list[Translation]],
+    ) -> list[list[Translation]]:
+        """The same answers with their alignments. Parts are aligned one by one; words are those of the whole text."""
+        sources, targets, owners = [], [], []
+        for i, (text, parts) in enumerate(zip(texts, pieces, strict=True)):
+            begins = accumulate((len(part.text + part.gap) for part in parts[:-1]), initial=0)
+            given = [(text, part.text, begin) for part, begin in zip(parts, begins, strict=True)] if parts else []
+            for rank, found in enumerate(ranked[i]):
+                said = self._said(found)
+                sources += given
+                targets += [
+                    (answers[i][rank].text, one, start) for one, start in zip(said, starts(parts, said), strict=True)
+                ]
+                owners += [(i, rank)] * len(parts)
+        # What no text is written in (single bytes) becomes more tokens when the answer is read again.
+        read = [Words(one.ids[: self.room], one.words[: self.room]) for one in self._cut(targets)]
+        links: dict[tuple[int, int], set[tuple[int, int]]] = {}
+        for owner, some in zip(owners, align(self.model, self._cut(sources), read, self.heads), strict=True):
+            links.setdefault(owner, set()).update(some)
+        return [
+            [one._replace(alignment=sorted(links.get((i, rank), ()))) for rank, one in enumerate(ranks)]
+            for i, ranks in enumerate(answers)
+        ]
+
+    def _cut(self, parts: Sequence[tuple[str, str, int]]) -> list[Words]:
+        """Parts of texts (the whole text, the part, where it begins) as tokens."""
+        texts = [part for _, part, _ in parts]
+        both = zip(parts, self.tokenizer.encode(texts), self.tokenizer.spans(texts), strict=True)
+        return [Words(ids, words_of(text, spans, start)) for (text, _, start), ids, spans in both]
+
+
+def _ranks(found: Sequence[list[Hypothesis]]) -> list[list[Hypothesis | None]]:
+    """The best answer to every part, then the second best to all of them, ..."""
+    count = max((len(each) for each in found), default=0)
+    return [[each[min(rank, len(each) - 1)] if each else None for each in found] for rank in range(max(count, 1))]
 
 
 def load(
@@ -325,7 +389,7 @@ def load(
         for model in models:
             for_few_rows(model)
     fast = _fast(Path(paths[0]), models, tokenizers[0], device, engine)
-    return Engine(models, tokenizers[0], usual=min(map(_usual, paths)), fast=fast)
+    return Engine(models, tokenizers[0], usual=min(map(_usual, paths)), fast=fast, heads=_heads(paths[0], models[0]))
 
 
 def _fast(
@@ -351,3 +415,18 @@ def _usual(folder: str | Path) -> int:
         return int(json.loads((Path(folder) / "run.json").read_text("utf-8"))["usual_length"])
     except (OSError, ValueError, KeyError, TypeError):
         return USUAL
+
+
+def _heads(folder: str | Path, model: EncoderDecoder) -> Heads | None:
+    """Those that were chosen for alignments, if any were."""
+    path = Path(folder) / "alignment.json"
+    try:
+        about = json.loads(path.read_text("utf-8"))
+        found = Heads([(layer, head) for layer, head in about["heads"]], about["step"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{path}: this is no choice of heads; without the file all of them count.") from None
+    if not found.heads or not {*found.heads} <= {*every_head(model)} or found.step not in ("predicts", "reads"):
+        raise CheckpointError(f"{path}: the model has no such heads; without the file all of them count.")
+    return found

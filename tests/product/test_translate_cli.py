@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 
 import sightline
 from sightline.data.builtin import generate
+from sightline.evaluate.align import agreement, gold_of
+from sightline.search.align import write_pharaoh
 
 COMMAND = [sys.executable, "-m", "sightline.cli.main"]
 TEXTS = [pair.source for pair in generate("test", 30)]
@@ -125,6 +128,48 @@ def test_more_than_one_answer_and_json(taught, expected):
         assert len(one["log_probs"]) == len(one["tokens"]) + 1
 
 
+def test_which_word_comes_from_which(taught, expected, tmp_path):
+    texts = ["", *TEXTS[:3]]
+    given = "\n".join(texts).encode()
+    links = [write_pharaoh(one.alignment) for one in sightline.load(taught).translate(texts, align=True)]
+    rows = [row.split(" ||| ") for row in run("translate", taught, "--align", given=given).stdout.decode().split("\n")]
+    assert rows == [[text, each] for text, each in zip(["", *expected[:3]], links, strict=True)] + [[""]]
+    done = run("translate", taught, "--align", "--nbest", "2", given=given)
+    rows = [row.split(" ||| ") for row in done.stdout.decode().splitlines()]
+    assert [(row[0], row[3]) for row in rows[1::2]] == [(str(i), each) for i, each in enumerate(links[1:], 2)]
+    done = run("translate", taught, "--align", "--json", "--nbest", "2", given=given)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [" ".join(f"{s}-{t}" for s, t in one["alignment"]) for one in found] == links
+    assert all(other["alignment"] for one in found[1:] for other in one["alternatives"])
+    assert "alignment" not in json.loads(run("translate", taught, "--json", given=TEXTS[0].encode()).stdout)
+
+
+def test_links_of_given_translations(taught, tmp_path):
+    pairs = list(generate("dev", 40))
+    model = shutil.copytree(taught, tmp_path / "model")
+    for name, rows in (
+        ("en", [pair.source for pair in pairs]),
+        ("de", [pair.target for pair in pairs]),
+        ("gold", [write_pharaoh(gold_of(pair)) for pair in pairs]),
+    ):
+        (tmp_path / name).write_text("".join(f"{row}\n" for row in rows))
+    command = ["align", model, "--source", tmp_path / "en", "--target", tmp_path / "de"]
+    expected = sightline.load(taught).align([pair.source for pair in pairs], [pair.target for pair in pairs])
+    done = run(*command)
+    assert done.stdout.decode().splitlines() == [write_pharaoh(links) for links in expected]
+    assert done.stderr == b""
+    done = run(*command, "--gold", tmp_path / "gold")
+    error = agreement(expected, [gold_of(pair) for pair in pairs]).error
+    assert done.stderr.decode().startswith(f"error rate {error:.4f}, precision ")
+    done = run(*command, "--gold", tmp_path / "gold", "--choose")
+    assert (done.returncode, done.stdout) == (0, b"")
+    chosen = json.loads((model / "alignment.json").read_text())
+    assert chosen["pairs"] == 40
+    assert chosen["error"] <= round(error, 4)
+    assert f"chosen by: {chosen['error']:.4f}" in done.stderr.decode()
+    assert f"error rate {chosen['error']:.4f}" in run(*command, "--gold", tmp_path / "gold").stderr.decode()
+
+
 def test_options_of_the_search_reach_it(taught):
     engine = sightline.load(taught)
     given = TEXTS[0].encode()
@@ -157,10 +202,16 @@ def test_options_of_the_search_reach_it(taught):
         (["translate", "{model}", "{tmp}/there", "--mbr", "--within", "x"], "cannot be had with samples"),
         (["translate", "{model}", "{tmp}/there", "--within", "x", "--without", "x"], "one or the other"),
         (["score", "{model}", "--source", "{tmp}/there", "--target", "{tmp}/longer"], "lines"),
+        (["align", "{model}", "--source", "{tmp}/there", "--target", "{tmp}/other", "--choose"], "name them by --gold"),
+        (
+            ["align", "{model}", "--source", "{tmp}/there", "--target", "{tmp}/other", "--gold", "{tmp}/there"],
+            "0-0 1-2",
+        ),
     ],
 )
 def test_mistakes_are_told_in_one_sentence(taught, tmp_path, arguments, message):
     (tmp_path / "there").write_text("one\n")
+    (tmp_path / "other").write_text("eins\n")
     (tmp_path / "longer").write_text("one\ntwo\n")
     done = run(*(part.format(tmp=tmp_path, model=taught) for part in arguments))
     assert done.returncode == 2, done.stderr

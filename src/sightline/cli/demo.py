@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
+    from sightline.engine import Engine
     from sightline.model.transformer import EncoderDecoder, EncoderOnly
 
 RIDDLE = "The animal didn't cross the street because it was too tired ."
@@ -81,6 +82,7 @@ def teach(console: "Console", out: Path | None) -> None:
 
     from sightline.checkpoint import load_model, load_tokenizer
     from sightline.data.builtin import generate, riddle
+    from sightline.engine import Engine
     from sightline.evaluate.grammar import grammar, translations
     from sightline.evaluate.scores import values
     from sightline.model.transformer import EncoderDecoder
@@ -135,6 +137,7 @@ def teach(console: "Console", out: Path | None) -> None:
             f"  {seconds:.0f} s of training. Of 1,000 sentences it has not seen, {found.exact:.1%} are right to the "
             f"letter, and {found.pronouns:.1%} of the pronouns."
         )
+        link_words(console, Engine([model], tokenizer), folder)
     console.print()
     kept = f"The model is in {out}. " if out else ""
     console.print(f"[dim]{kept}Next: docs/guides/train.md does it with your own text.[/]")
@@ -145,6 +148,24 @@ def heading(console: "Console", title: str, text: str) -> None:
     console.print()
     console.rule(f"[bold]{title}", align="left", style="dim")
     console.print(text)
+
+
+def link_words(console: "Console", engine: "Engine", folder: Path) -> None:
+    """Choose the heads that show best which word comes from which, and say how good they are on other sentences."""
+    from sightline.data.builtin import generate
+    from sightline.evaluate.align import agreement, choose_heads, gold_of, save_choice
+
+    chosen, tested = list(generate("dev", 200)), list(generate("test", 200))
+    gold = [gold_of(pair) for pair in chosen]
+    choice = choose_heads(engine, [pair.source for pair in chosen], [pair.target for pair in chosen], gold)
+    save_choice(folder, choice)
+    engine.heads = choice.heads
+    links = engine.align([pair.source for pair in tested], [pair.target for pair in tested])
+    right = agreement(links, [gold_of(pair) for pair in tested]).precision
+    console.print(
+        f"  By where {len(choice.heads.heads)} of its heads look, {right:.0%} of the German words are linked to the "
+        "English word they translate."
+    )
 
 
 def attention(console: "Console", model: "EncoderDecoder", source: "Tensor", target: "Tensor") -> None:

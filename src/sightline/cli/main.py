@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from sightline.cli import config, demo, doctor, evaluate, score, train, translate
+from sightline.cli import align, config, demo, doctor, evaluate, score, train, translate
 from sightline.errors import SightlineError
 
 __all__ = ["app", "main"]
@@ -25,6 +25,7 @@ app.command()(demo.demo)
 app.command()(train.train)
 app.command()(translate.translate)
 app.command()(score.score)
+app.command()(align.align)
 app.command()(evaluate.evaluate)
 app.add_typer(config.app, name="config")
 app.command()(doctor.doctor)

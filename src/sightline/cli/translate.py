@@ -45,6 +45,9 @@ def translate(
     vote: Annotated[
         list[str] | None, typer.Option("--with", help="Another model, which votes; may be repeated.")
     ] = None,
+    align: Annotated[
+        bool, typer.Option("--align", help="Which word comes from which, as TEXT ||| 0-0 1-2: source-target, from 0.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line: text, score, tokens, ...")] = False,
     engine: Annotated[str, typer.Option(help="auto, torch or ctranslate2: what searches.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the best there is.")] = "auto",
@@ -66,7 +69,8 @@ def translate(
     if path is not None and not path.is_file():
         raise InputError(f"{path}: there is no such file.")
     translator = load([model, *(vote or [])], device=device, engine=cast("Any", engine))
-    more: dict[str, Any] = {"prefix": prefix, "without": without or [], "within": within or [], "details": as_json}
+    more: dict[str, Any] = {"prefix": prefix, "without": without or [], "within": within or []}
+    more |= {"details": as_json, "align": align}
     several = options.nbest > 1 and not as_json
     done = _done(out, several) if resume and out is not None else 0
     written = done
@@ -104,16 +108,24 @@ def _interrupt(*_: Any) -> None:
 
 def _written(found: "Translation", number: int, several: bool, as_json: bool) -> bytes:
     """What stands in the output for one line of the input. No answer has a line break in it."""
+    every = (found, *found.alternatives)
     if as_json:
-        values = found._asdict()
-        values["alternatives"] = [one._asdict() for one in found.alternatives]
-        for one in values["alternatives"]:
+        values, *others = [one._asdict() for one in every]
+        for one in (values, *others):
             del one["alternatives"]
+            if found.alignment is None:
+                del one["alignment"]
+        values["alternatives"] = others
         return (json.dumps(values, ensure_ascii=False) + "\n").encode()
-    if several:
-        rows = [f"{number} ||| {_line(one.text)} ||| {one.score:.4f}\n" for one in (found, *found.alternatives)]
-        return "".join(rows).encode()
-    return (_line(found.text) + "\n").encode()
+    rows = [
+        [str(number), _line(one.text), f"{one.score:.4f}"] if several else [_line(one.text)]
+        for one in (every if several else every[:1])
+    ]
+    if found.alignment is not None:
+        from sightline.search.align import write_pharaoh
+
+        rows = [[*row, write_pharaoh(one.alignment or [])] for row, one in zip(rows, every, strict=False)]
+    return "".join(" ||| ".join(row) + "\n" for row in rows).encode()
 
 
 def _line(text: str) -> str:

@@ -8,11 +8,12 @@ a sentence apart.
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from sightline.errors import InputError
 
-__all__ = ["Length", "Piece", "gap", "join", "split"]
+__all__ = ["Length", "Piece", "gap", "join", "split", "starts"]
 
 Length = Callable[[Sequence[str]], list[int]]
 """The tokens of each text."""
@@ -124,12 +125,22 @@ def split(text: str, length: Length, limit: int, usual: int | None = None) -> li
 def join(pieces: Sequence[Piece], answers: Sequence[str]) -> str:
     """The answers to all pieces as one text, with the white space of the pieces between them (see `gap`). A piece
     without text has an answer too, which is not used."""
+    return "".join(chain.from_iterable(_with_gaps(pieces, answers)))
+
+
+def starts(pieces: Sequence[Piece], answers: Sequence[str]) -> list[int]:
+    """Where the answer to each piece begins in `join(pieces, answers)`."""
+    sizes = [len(answer) + len(between) for answer, between in _with_gaps(pieces, answers)]
+    return list(accumulate(sizes, initial=0))[:-1]
+
+
+def _with_gaps(pieces: Sequence[Piece], answers: Sequence[str]) -> list[tuple[str, str]]:
     if len(pieces) != len(answers):
         raise InputError(f"there are {len(pieces)} pieces and {len(answers)} answers; each piece needs one.")
-    found = []
-    for number, (piece, answer) in enumerate(zip(pieces, answers, strict=True), start=1):
-        found += [answer if piece.text else "", gap(piece, answer) if number < len(pieces) else piece.gap]
-    return "".join(found)
+    return [
+        (answer if piece.text else "", gap(piece, answer) if number < len(pieces) else piece.gap)
+        for number, (piece, answer) in enumerate(zip(pieces, answers, strict=True), start=1)
+    ]
 
 
 def gap(piece: Piece, answer: str) -> str:

@@ -47,6 +47,7 @@ class Vocabulary(Protocol):
     @property
     def ids(self) -> Sequence[int]: ...
     def encode(self, texts: list[str]) -> list[list[int]]: ...
+    def spans(self, texts: list[str]) -> list[list[tuple[int, int]]]: ...
     def decode(self, ids: list[int]) -> str: ...
     def piece(self, own: int) -> str: ...
 
@@ -138,6 +139,11 @@ class Tokenizer:
             raise InputError(f"{self._where}: BPE-dropout needs a sentencepiece model of byte pairs; this is none.")
         return found if self._alike else [list(map(self._ids.__getitem__, ids)) for ids in found]
 
+    def spans(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+        """Where each token of `encode` begins and ends in its text, in characters. A space before a word may be in its
+        span; of a letter that is written as bytes, only the last byte has it."""
+        return self._vocabulary.spans(list(texts))
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; padding, start and end say nothing."""
         own = [self.own_ids[i] for i in map(int, ids) if i not in (PAD, START, END)]
@@ -175,6 +181,11 @@ class SentencePiece:
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         return list(self._processor.Encode(texts, num_threads=1 if len(texts) < FEW else -1))
+
+    def spans(self, texts: list[str]) -> list[list[tuple[int, int]]]:
+        threads = 1 if len(texts) < FEW else -1
+        found = self._processor.Encode(texts, return_type="offset_mapping", num_threads=threads) if texts else []
+        return [one["offsets"] for one in found]
 
     def encode_with_dropout(self, texts: list[str], dropout: float, seed: int) -> list[list[int]]:
         """On one thread: which of several draws what would be left to chance."""
@@ -216,6 +227,9 @@ class HuggingFace:
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def spans(self, texts: list[str]) -> list[list[tuple[int, int]]]:
+        return [found.offsets for found in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
 
     def decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
