@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Generator, Iterator, Sequence
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from sightline.config import SearchConfig
@@ -84,12 +84,11 @@ def stream(model: EncoderDecoder, source: Sequence[int], config: SearchConfig, w
         raise InputError(
             f"beams = {config.beams} change their mind; tokens can be streamed from one beam or one sample."
         )
-    with contextlib.closing(_steps([model], [source], config, [wish], every=1)) as steps:
-        for state in steps:
-            token = int(state.last()[0])
-            if bool(state.done()[0]):
+    with contextlib.closing(_steps([model], [source], config, [wish])) as steps:
+        for search, (done,) in steps:
+            if done:
                 break
-            yield token
+            yield int(search.state.last()[0])
 
 
 def _search(
@@ -98,28 +97,23 @@ def _search(
     """One batch: for each source its answers, and how near it was that others had been found."""
     answers: list[tuple[list[Hypothesis], float] | None] = [None] * len(sources)
     here = list(range(len(sources)))  # the sentences that are still in the batch
-    for state in _steps(models, sources, config, wishes):
-        done = state.done().tolist()
+    for search, done in _steps(models, sources, config, wishes):
         if sum(done) < LEAVE * len(done):
             continue
-        for i, answer, over in zip(here, state.answers(), done, strict=True):
-            answers[i] = answer if over else None
+        leaving = search.state
+        leaving.keep(torch.tensor([i for i, over in enumerate(done) if over], device=leaving.length.device))
+        for i, answer in zip((i for i, over in zip(here, done, strict=True) if over), leaving.answers(), strict=True):
+            answers[i] = answer
         here = [i for i, over in zip(here, done, strict=True) if not over]
     return [answer for answer in answers if answer is not None]
 
 
 def _steps(
-    models: Sequence[EncoderDecoder],
-    sources: Sequence[Sequence[int]],
-    config: SearchConfig,
-    wishes: Sequence[Wish],
-    *,
-    every: int | None = None,
-) -> Generator[Beams | Samples, None, None]:
-    """The state of a search after each token that is added to all hypotheses of a batch; on a GPU, which one waits for,
-    after every eighth. When a quarter of the sentences is done, these leave."""
+    models: Sequence[EncoderDecoder], sources: Sequence[Sequence[int]], config: SearchConfig, wishes: Sequence[Wish]
+) -> Generator[tuple["PlainSearch | RecordedSearch", list[bool]], None, None]:
+    """A search after each token that it has added to all hypotheses of a batch, and which sentences are done. When a
+    quarter of them is, these leave."""
     device = models[0].classifier.weight.device
-    every = every or (1 if device.type == "cpu" else 8)
     longest = max(map(len, sources))
     ids = torch.tensor([[*source, END, *[PAD] * (longest - len(source))] for source in sources], device=device)
     room = min(model.config.positions.max_length for model in models)
@@ -129,17 +123,14 @@ def _steps(
     else:
         state = Samples(rules, config, sources) if config.sample else Beams(rules, config, ids != PAD)
     with _search_from(state, models, ids) as search:
-        for length in range(1, rules.longest + 1):
+        for _ in range(rules.longest):
             search.advance()
-            if length % every and length < rules.longest:
-                continue
-            state = search.state
-            yield state
-            done = state.done()
-            if bool(done.all()):
+            done = search.done().tolist()
+            yield search, done
+            if all(done):
                 return
-            if float(done.float().mean()) >= LEAVE:
-                search.keep((~done).nonzero()[:, 0])
+            if sum(done) >= LEAVE * len(done):
+                search.keep(torch.tensor([i for i, over in enumerate(done) if not over], device=device))
 
 
 @contextlib.contextmanager
@@ -164,15 +155,24 @@ class PlainSearch:
     """The search for the answers to a batch of sources, step by step."""
 
     def __init__(self, scorer: Scorer, state: Beams | Samples) -> None:
-        self.scorer, self.state = scorer, state
+        self.scorer, self.now = scorer, state
+
+    @property
+    def state(self) -> Beams | Samples:
+        """Where the search is; what becomes of this does not change it."""
+        return self.now.first(self.now.sentences)
 
     def advance(self) -> None:
         """Add one token to every hypothesis."""
-        rows = self.state.grow(self.scorer.next(self.state.last()))
-        if rows is not None and self.state.config.beams > 1:
+        rows = self.now.grow(self.scorer.next(self.now.last()))
+        if rows is not None and self.now.config.beams > 1:
             self.scorer.reorder(rows)
+
+    def done(self) -> Bool[Tensor, " sentences"]:
+        """Which sentences are over."""
+        return self.now.done()
 
     def keep(self, sentences: Int[Tensor, " kept"]) -> None:
         """Go on with these sentences alone."""
         self.scorer.keep(sentences)
-        self.state.keep(sentences)
+        self.now.keep(sentences)

@@ -7,12 +7,12 @@ sentences nobody asked for, and to longer sources and answers.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sightline.config import SearchConfig
@@ -43,13 +43,15 @@ class Shape(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where the steps of one shape read and write, and the recording of one, once it was made."""
+    """Where all of one shape reads and writes."""
 
-    cache: Cache
-    state: Beams | Samples
+    source: Int[Tensor, "sentences source"]
     lengths: Int[Tensor, " sentences"]
     """Of the sources."""
-    recorded: list[Any]
+    cache: Cache
+    state: Beams | Samples
+    recorded: dict[str, Any]
+    """What was done here before, by name."""
 
 
 class Stage:
@@ -70,44 +72,55 @@ class Stage:
         layers, heads, d_k = config.decoder.layers, config.decoder.heads, config.d_model // config.decoder.heads
         written = 2 * layers * rows * shape.capacity * config.d_model
         read = 2 * layers * shape.sentences * shape.source * config.d_model
-        if len(self.vectors) < written + read:
-            self.places, self.pool = {}, None  # they know the old memory
-            self.vectors = self.vectors.new_zeros(written + read)
+        if len(self.vectors) < written + read:  # older places know the older memory, which is less than this
+            self.vectors = self.vectors.new_zeros(max(written + read, 2 * len(self.vectors)))
+        source = torch.full((shape.sentences, shape.source), PAD, device=self.vectors.device)
         lengths = torch.ones(shape.sentences, dtype=torch.long, device=self.vectors.device)
-        sources = self.vectors[written : written + read].view(layers, 2, shape.sentences, heads, shape.source, d_k)
-        memory = [Memory(keys, values, Mask(reading=Reading(lengths))) for keys, values in sources]
+        known = self.vectors[written : written + read].view(layers, 2, shape.sentences, heads, shape.source, d_k)
+        memory = [Memory(keys, values, Mask(reading=Reading(lengths))) for keys, values in known]
         room = self.vectors[:written]
         cache = Cache(config, rows, shape.capacity, like=self.vectors, static=True, memory=memory, room=room)
         if len(self.places) >= MOST:
             del self.places[next(iter(self.places))]
         own = state.roomy(shape.sentences, shape.capacity - state.log_probs.shape[1])
-        self.places[shape] = Place(cache, own, lengths, [])
+        self.places[shape] = Place(source, lengths, cache, own, {})
         return self.places[shape]
 
-    def play(self, model: EncoderDecoder, place: Place) -> None:
-        """One step: the next tokens of all hypotheses of a place."""
-        if place.recorded:
-            place.recorded[0].replay()
+    def play(self, work: Callable[[EncoderDecoder, Place], None], model: EncoderDecoder, place: Place) -> None:
+        """Do what `work` does, as it was recorded; the first time, do and record it."""
+        if work.__name__ in place.recorded:
+            place.recorded[work.__name__].replay()
             return
-        _step(model, place)
+        work(model, place)
         if place.lengths.is_cuda:
-            place.recorded.append(self._record(model, place))
+            place.recorded[work.__name__] = self._record(work, model, place)
 
-    def _record(self, model: EncoderDecoder, place: Place) -> Any:
-        """Recording a step does not do it. It has been done once by now, which has made ready all that it needs."""
+    def _record(self, work: Callable[[EncoderDecoder, Place], None], model: EncoderDecoder, place: Place) -> Any:
+        """Recording does nothing. It has been done once by now, which has made ready all that it needs."""
         graph, device = torch.cuda.CUDAGraph(), place.lengths.device
         usual, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(usual)
         with torch.cuda.stream(stream):
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-            _step(model, place)
+            work(model, place)
             graph.capture_end()
         usual.wait_stream(stream)
         self.pool = graph.pool()
         return graph
 
 
-def _step(model: EncoderDecoder, place: Place) -> None:
+def read(model: EncoderDecoder, place: Place) -> None:
+    """Encode the sources of a place. A sentence that nobody asked for seems to have one token."""
+    there = place.source != PAD
+    place.lengths.copy_(there.sum(1).clamp(min=1))
+    encoded = model.encoder(place.source, there)
+    for into, (keys, values, _) in zip(place.cache.memory, model.decoder.remember(encoded, Mask()), strict=True):
+        into.keys.copy_(keys)
+        into.values.copy_(values)
+
+
+def step(model: EncoderDecoder, place: Place) -> None:
+    """Add a token to all hypotheses of a place."""
     place.cache.used = 0  # it is full when the longest answer is, and counts by itself
     logits = model.step(place.state.last(), place.cache)[:, -1]
     rows = place.state.grow(Scores(logits, *summary(logits)))
@@ -156,40 +169,34 @@ class RecordedSearch:
         state: Beams | Samples,
     ) -> None:
         """`source` is padded on the right. `state`: where the search begins."""
-        self.stage, self.model = stage, model
-        there = source != PAD
-        encoded = model.encoder(source, there)
-        memory = [(keys, values) for keys, values, _ in model.decoder.remember(encoded, Mask())]
+        self.stage, self.model, self.sentences = stage, model, state.sentences
         longest = model.config.positions.max_length
         self.shape = Shape(
             _batch(len(source)),
-            _rounded(source.shape[1], 16),
-            max(state.rules.longest, min(_rounded(state.rules.longest, 64), longest)),
+            min(_rounded(source.shape[1], 16), longest),
+            min(_rounded(state.rules.longest, 64), longest),
             _name(state.config),
         )
-        self.place = stage.place(model, self.shape, state)
-        self.place.cache.lengths.zero_()
-        self._enter(state, memory, there.sum(1))
-
-    def _enter(self, state: Beams | Samples, memory: Sequence[tuple[Tensor, Tensor]], lengths: Tensor) -> None:
-        """Put what is known in its place. A sentence that nobody asked for has one token and is over."""
-        place, self.sentences = self.place, state.sentences
+        self.place = place = stage.place(model, self.shape, state)
+        place.source.fill_(PAD)
+        place.source[: len(source), : source.shape[1]] = source
+        stage.play(read, model, place)
+        place.cache.lengths.zero_()
         place.state.enter(state)  # type: ignore[arg-type]
-        place.lengths.fill_(1)
-        place.lengths[: len(lengths)] = lengths
-        for into, (keys, values) in zip(place.cache.memory, memory, strict=True):
-            into.keys[: len(keys), :, : keys.shape[2]] = keys
-            into.values[: len(keys), :, : keys.shape[2]] = values
 
     @property
     def state(self) -> Beams | Samples:
-        """Where the search is."""
+        """Where the search is; what becomes of this does not change it."""
         return self.place.state.first(self.sentences)
 
     @torch.no_grad()
     def advance(self) -> None:
         """Add one token to every hypothesis."""
-        self.stage.play(self.model, self.place)
+        self.stage.play(step, self.model, self.place)
+
+    def done(self) -> Bool[Tensor, " sentences"]:
+        """Which sentences are over."""
+        return self.place.state.done()[: self.sentences]
 
     @torch.no_grad()
     def keep(self, sentences: Int[Tensor, " kept"]) -> None:
@@ -202,14 +209,18 @@ class RecordedSearch:
         written = [kept[:, holders, :, positions] for kept in (old.keys, old.values)]
         memory = [(keys[sentences], values[sentences]) for keys, values, _ in old.memory]
         lengths = self.place.lengths[sentences]
-        self.shape = self.shape._replace(sentences=_batch(len(sentences)))
-        self.place = self.stage.place(self.model, self.shape, state)
-        cache = self.place.cache
+        self.shape, self.sentences = self.shape._replace(sentences=_batch(len(sentences))), len(sentences)
+        self.place = place = self.stage.place(self.model, self.shape, state)
+        cache = place.cache
         cache.lengths.fill_(used)
         cache.holders.copy_(cache.numbers[:, None].expand_as(cache.holders))  # type: ignore[union-attr, arg-type]
         for into, kept in zip((cache.keys, cache.values), written, strict=True):
             into[:, : len(rows), :, :used] = kept.permute(2, 0, 3, 1, 4)
-        self._enter(state, memory, lengths)
+        for known, (keys, values) in zip(cache.memory, memory, strict=True):
+            known.keys[: len(keys)], known.values[: len(keys)] = keys, values
+        place.lengths.fill_(1)
+        place.lengths[: len(lengths)] = lengths
+        place.state.enter(state)  # type: ignore[arg-type]
 
 
 def _rounded(length: int, least: int) -> int:

@@ -25,8 +25,10 @@ NEVER = [PAD, START, UNKNOWN]
 def bounds(length: int, config: SearchConfig, wish: Wish, room: int) -> tuple[int, int]:
     """Tokens of the longest answer, its end among them, and of the shortest, without the end, to a source of so many
     tokens, its end among them; `room`: what the model can write at most."""
-    required = Required(wish.within)
-    missing = required.missing(required.after(required.start, wish.prefix))
+    missing = 0
+    if wish.within:
+        required = Required(wish.within)
+        missing = required.missing(required.after(required.start, wish.prefix))
     needed = len(wish.prefix) + missing
     if needed >= room:
         what = "what must occur, with the prefix," if missing else "a prefix"
@@ -74,9 +76,9 @@ class Rules(State):
         """Tokens of the longest answer, its end among them."""
         self.least: Int[Tensor, " sentences"] = torch.tensor(least, device=device)
         self.prefix: Int[Tensor, "sentences longest"] = torch.full((len(wishes), self.longest), -1, device=device)
-        for row, wish in zip(self.prefix, wishes, strict=True):
+        for i, wish in enumerate(wishes):
             if wish.prefix:
-                row[: len(wish.prefix)] = torch.tensor(wish.prefix, device=device)
+                self.prefix[i, : len(wish.prefix)] = torch.tensor(wish.prefix, device=device)
         self.without = [[torch.tensor(ids, device=device) for ids in wish.without if ids] for wish in wishes]
         self.never = torch.tensor(NEVER, device=device)
         self.has_least = config.min_ratio > 0
