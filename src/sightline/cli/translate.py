@@ -43,6 +43,12 @@ def translate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line: text, score, tokens, ...")] = False,
     engine: Annotated[str, typer.Option(help="auto, torch or ctranslate2: what searches.")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="auto, float32, or int8: faster on a processor, and rounded.")
+    ] = "auto",
+    shortlist: Annotated[
+        bool, typer.Option("--shortlist", help="Search by what sightline shortlist wrote: faster, fewer words.")
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the best there is.")] = "auto",
 ) -> None:
     """Translate text, line by line. Standard input is answered as it comes."""
@@ -60,7 +66,8 @@ def translate(
     path = None if file == "-" else Path(file)
     if path is not None and not path.is_file():
         raise InputError(f"{path}: there is no such file.")
-    translator = load([model, *(vote or [])], device=device, engine=cast("Any", engine))
+    chosen = {"engine": cast("Any", engine), "precision": cast("Any", precision), "shortlist": shortlist}
+    translator = load([model, *(vote or [])], device=device, **chosen)
     more: dict[str, Any] = {"prefix": prefix, "without": without or [], "details": as_json}
     several = options.nbest > 1 and not as_json
     done = _done(out, several) if resume and out is not None else 0
