@@ -166,7 +166,9 @@ def models(corpus, monkeypatch):
 
 def test_a_model_translates_and_what_is_saved_scores_as_it_did(run, corpus, models):
     on = ["--reference", "test.de", "--source", "test.en"]
-    done = run("run", *on, "--beam", 2, "--device", "cpu", "--precision", "int8", "--shortlist", "--save", "out.txt", "--json")
+    done = run(
+        "run", *on, "--beam", 2, "--device", "cpu", "--precision", "int8", "--shortlist", "--save", "out.txt", "--json"
+    )
     assert done.code == 0
     assert models == [("run", SOURCES, 2, "cpu", "int8", True)]
     assert "run: translating 60 sentences, beam 2\nrun: done in " in done.err
