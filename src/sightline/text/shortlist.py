@@ -50,7 +50,7 @@ class Shortlist(NamedTuple):
         return self.likely[self.starts[source] : self.starts[source + 1]].tolist()
 
 
-def learn(pairs: Iterable[Pair], tokenizer: Tokenizer, *, often: int = 1000, likely: int = 100) -> Shortlist:
+def learn(pairs: Iterable[Pair], tokenizer: Tokenizer, *, often: int = 16_000, likely: int = 200) -> Shortlist:
     """A shortlist from pairs of tokenised sentences (ids, without the end): the `often` most frequent targets and what
     else must never be missing, and for each source token the `likely` targets that come from it most probably."""
     if often < 1 or likely < 1:
