@@ -49,6 +49,7 @@ MODULES = [
     "sightline.search.score",
     "sightline.text.split",
     "sightline.text.stream",
+    "sightline.text.shortlist",
     "sightline.train.run",
     "sightline.train.loop",
     "sightline.train.step",

@@ -115,7 +115,8 @@ class Engine:
         without: Sequence[str] = (),
         details: bool = True,
     ) -> list[Translation]:
-        """The same, all options in one. `details`: whether log_probs are wanted, which may take longer."""
+        """The same, all options in one. `details`: whether log_probs are wanted, which may take longer; without, one
+        beam may have no score either (nan)."""
         prefixes = [prefix or ""] * len(texts) if prefix is None or isinstance(prefix, str) else list(prefix)
         if len(prefixes) != len(texts):
             raise InputError(f"there are {len(prefixes)} prefixes and {len(texts)} texts; each text needs one.")

@@ -302,7 +302,7 @@ class Found(NamedTuple):
 
     ids: list[int]
     score: float | None = None
-    """By CTranslate2, where it is finished."""
+    """By CTranslate2, where it is finished; nan where it was not asked for."""
 
 
 class CTranslate2Search:
@@ -369,6 +369,7 @@ class CTranslate2Search:
 
         `log_probs`: have those of each token, and by them the scores. It does not tell them while it searches, and must
         read all answers once more. Without, it is faster; `Hypothesis.log_probs` is empty, and the scores are its own.
+        One beam needs no scores to search, and then has none (nan), which again is faster.
         `budget`: tokens of all hypotheses' sources in a batch.
         """
         wishes = [Wish()] * len(sources) if wishes is None else wishes
@@ -381,7 +382,7 @@ class CTranslate2Search:
         answers: list[list[Hypothesis]] = [[] for _ in tasks]
         unknown: list[tuple[int, list[int]]] = []
         for batch in _batches(tasks, budget // config.beams):
-            for i, found in zip(batch, self._search([tasks[i] for i in batch], config), strict=True):
+            for i, found in zip(batch, self._search([tasks[i] for i in batch], config, log_probs), strict=True):
                 for ids, score in found:
                     if score is None or log_probs:
                         unknown.append((i, ids))
@@ -398,10 +399,11 @@ class CTranslate2Search:
             raise InputError(f"a source of {length - 1} tokens is too long: the model reads at most {self._room - 1}.")
         return Task(source, wish, *bounds(length, config, wish, self._room))
 
-    def _search(self, tasks: list[Task], config: SearchConfig) -> list[list[Found]]:
+    def _search(self, tasks: list[Task], config: SearchConfig, log_probs: bool) -> list[list[Found]]:
         """The hypotheses of each task that can be among its best, as ids without the end."""
         longest = max(task.limit for task in tasks) - 1  # there the end must come, and CTranslate2 would not know
-        results = self._run(tasks, longest, config.beams, penalty=config.length_penalty)
+        scored = log_probs or config.beams > 1
+        results = self._run(tasks, longest, config.beams, penalty=config.length_penalty, scored=scored)
         answers = []
         for task, found in zip(tasks, results, strict=True):
             if all(ids[-1:] == [END] and len(ids) < task.limit for ids, _ in found):
@@ -448,6 +450,7 @@ class CTranslate2Search:
         penalty: float = 0.0,
         patience: int = 1,
         short: bool = True,
+        scored: bool = True,
     ) -> list[list[Found]]:
         """CTranslate2's own search for tasks of one kind: the hypotheses of each, best first. Those that do not end in
         END had come to this length. `short`: by the shortlist, if there is one and nothing is wished: of other tokens
@@ -468,12 +471,12 @@ class CTranslate2Search:
             max_input_length=0,
             return_end_token=True,  # so it counts in the length
             use_vmap=self._short and short and not prefixed and not without,
-            return_scores=True,
+            return_scores=scored,
         )
         return [
             [
                 Found([self._ids[name] for name in names], score)
-                for names, score in zip(result.hypotheses, result.scores, strict=True)
+                for names, score in zip(result.hypotheses, result.scores if scored else [math.nan], strict=True)
             ]
             for result in results
         ]
