@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--pairs", type=Path, required=True)
     parser.add_argument("--learn", type=Path, nargs="+", required=True)
-    parser.add_argument("--often", type=int, default=16_000)
+    parser.add_argument("--often", type=int, help="tokens that may always come; two fifths of all if left out")
     parser.add_argument("--likely", type=int, default=200)
     parser.add_argument("--sentences", type=int, default=256)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
@@ -170,7 +170,6 @@ def main() -> None:
         "of": options.pairs.name,
         "shortlist": {
             "learnt from": [path.name for path in options.learn],
-            "often": options.often,
             "likely": options.likely,
             "always": len(shortlist.always),
             "coverage": round(shortlist.coverage, 4),

@@ -17,7 +17,9 @@ def shortlist(
     pairs: Annotated[
         list[str] | None, typer.Option(help="Pairs: .tsv (source, tab, target) or .jsonl; may be repeated.")
     ] = None,
-    often: Annotated[int, typer.Option(help="So many of the most frequent tokens may always come.")] = 16_000,
+    often: Annotated[
+        int | None, typer.Option(help="So many of the most frequent tokens may always come; two fifths if left out.")
+    ] = None,
     likely: Annotated[int, typer.Option(help="Each source token allows so many that it is likely to become.")] = 200,
 ) -> None:
     """Learn from pairs, best those of the training, which tokens a translation may need. With --shortlist, translate

@@ -22,7 +22,7 @@ __all__ = ["Shortlist", "learn"]
 Pair = tuple[Sequence[int], Sequence[int]]
 Ids = NDArray[np.signedinteger]
 
-SAMPLE = 1 << 19
+SAMPLE = 1 << 20
 """Pairs that are learnt from. Of more, every second is taken, or every fourth, ..."""
 HELD_OUT = 100
 """One pair in so many is not learnt from, but shows how much is covered."""
@@ -50,12 +50,14 @@ class Shortlist(NamedTuple):
         return self.likely[self.starts[source] : self.starts[source + 1]].tolist()
 
 
-def learn(pairs: Iterable[Pair], tokenizer: Tokenizer, *, often: int = 16_000, likely: int = 200) -> Shortlist:
+def learn(pairs: Iterable[Pair], tokenizer: Tokenizer, *, often: int | None = None, likely: int = 200) -> Shortlist:
     """A shortlist from pairs of tokenised sentences (ids, without the end): the `often` most frequent targets and what
-    else must never be missing, and for each source token the `likely` targets that come from it most probably."""
+    else must never be missing, and for each source token the `likely` targets that come from it most probably. Left
+    out, `often` is two fifths of the vocabulary."""
+    size = tokenizer.size
+    often = 2 * size // 5 if often is None else often
     if often < 1 or likely < 1:
         raise InputError(f"a shortlist of the {often} most frequent and the {likely} likeliest tokens has no words.")
-    size = tokenizer.size
     learnt, held = _sample(pairs)
     if not learnt:
         raise InputError("there are no pairs to learn a shortlist from.")
