@@ -64,6 +64,7 @@ def imported(marian: Path, folder: Path) -> Tokenizer:
     with torch.no_grad():
         ours.classifier.bias[[PAD, START, UNKNOWN]] = -1e4  # as its own search forbids them
     save_model(ours, folder, tokenizer)
+    (folder / "run.json").write_text('{"usual_length": 250}')  # so that no text is split, which CTranslate2 does not do
     return tokenizer
 
 
