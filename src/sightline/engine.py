@@ -251,8 +251,8 @@ def load(
     """Open a trained model by its folder, or several of one vocabulary, which then vote.
 
     `engine`: what searches. auto: on a processor, CTranslate2 where it is installed and finds the same; else torch.
-    `precision`: what CTranslate2 computes in, scores and log-probabilities among it. int8 is several times faster than
-    float32, and rounds: answers differ here and there. auto: float32, in which both engines find the same. Whatever
+    `precision`: what CTranslate2 computes in, scores and log-probabilities among it. int8 is faster than float32,
+    and rounds: answers differ here and there. auto: float32, in which both engines find the same. Whatever
     torch does is float32.
     `shortlist`: search by the one that `sightline shortlist` wrote beside the model: faster once more, but what is not
     on it is not found. An answer with a prefix, or without some words, may have any token, as always.
