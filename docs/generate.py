@@ -58,6 +58,7 @@ MODULES = [
     "sightline.text.split",
     "sightline.text.stream",
     "sightline.text.words",
+    "sightline.text.shortlist",
     "sightline.train.run",
     "sightline.train.loop",
     "sightline.train.step",

@@ -17,7 +17,7 @@ import torch
 from sightline.checkpoint import load_model, load_tokenizer
 from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, InputError, SightlineError
-from sightline.interop.ctranslate2 import CTranslate2Search, beside, supports
+from sightline.interop.ctranslate2 import SHORTLIST, CTranslate2Search, beside, supports
 from sightline.model.kernels import for_few_rows
 from sightline.model.transformer import EncoderDecoder
 from sightline.search.align import Alignment, Heads, Words, align, every_head
@@ -38,6 +38,8 @@ WINDOW = 4096
 """Lines of a long text that are sorted by length together."""
 LONGEST = 250
 """Tokens of a source beyond which even a sentence is split: models rarely see longer ones in training."""
+ENGINES = ("auto", "torch", "ctranslate2")
+PRECISIONS = ("auto", "float32", "bfloat16", "int8")
 USUAL = 64
 """Tokens up to which sentences are translated together, where it is not known what the model has learnt from."""
 
@@ -144,7 +146,8 @@ class Engine:
         details: bool = True,
         align: bool = False,
     ) -> list[Translation]:
-        """The same, all options in one. `details`: whether log_probs are wanted, which may take longer."""
+        """The same, all options in one. `details`: whether log_probs are wanted, which may take longer; without, one
+        beam may have no score either (nan)."""
         prefixes = [prefix or ""] * len(texts) if prefix is None or isinstance(prefix, str) else list(prefix)
         if len(prefixes) != len(texts):
             raise InputError(f"there are {len(prefixes)} prefixes and {len(texts)} texts; each text needs one.")
@@ -366,10 +369,17 @@ def load(
     *,
     device: str = "auto",
     engine: Literal["auto", "torch", "ctranslate2"] = "auto",
+    precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto",
+    shortlist: bool = False,
 ) -> Engine:
     """Open a trained model by its folder, or several of one vocabulary, which then vote.
 
     `engine`: what searches. auto: on a processor, CTranslate2 where it is installed and finds the same; else torch.
+    `precision`: what is computed in, scores and log-probabilities among it. auto: float32, in which both engines find
+    the same, whatever the neighbours of a sentence. Two others are faster, and round, so that answers differ here and
+    there: bfloat16 on a GPU, and int8 by CTranslate2 (what only torch can do is then float32).
+    `shortlist`: search by the one that `sightline shortlist` wrote beside the model: faster once more, but what is not
+    on it is not found. An answer with a prefix, or without some words, may have any token, as always.
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
     if not paths:
@@ -385,28 +395,51 @@ def load(
         if tokenizer.model != tokenizers[0].model:
             raise InputError(f"{each}: its vocabulary is not that of {paths[0]}; models that vote need one in common.")
         models.append(model)
+    if precision == "bfloat16":
+        if not device.startswith("cuda"):
+            raise InputError(f"bfloat16 is for a GPU, and the device is {device}; leave the precision out.")
+        models = [model.to(torch.bfloat16) for model in models]
     if device == "cpu":
         for model in models:
             for_few_rows(model)
-    fast = _fast(Path(paths[0]), models, tokenizers[0], device, engine)
+    fast = _fast(Path(paths[0]), models, tokenizers[0], device, engine, precision, shortlist)
     return Engine(models, tokenizers[0], usual=min(map(_usual, paths)), fast=fast, heads=_heads(paths[0], models[0]))
 
 
 def _fast(
-    folder: Path, models: Sequence[EncoderDecoder], tokenizer: Tokenizer, device: str, engine: str
+    folder: Path,
+    models: Sequence[EncoderDecoder],
+    tokenizer: Tokenizer,
+    device: str,
+    engine: str,
+    precision: str,
+    shortlist: bool,
 ) -> CTranslate2Search | None:
-    if engine not in ("auto", "torch", "ctranslate2"):
-        raise InputError(f"there is no engine {engine!r}; known are auto, torch and ctranslate2.")
-    if engine == "torch" or (engine == "auto" and (device != "cpu" or len(models) > 1)):
+    for name, value, known in (("engine", engine, ENGINES), ("precision", precision, PRECISIONS)):
+        if value not in known:
+            raise InputError(f"there is no {name} {value!r}; known are {', '.join(known[:-1])} and {known[-1]}.")
+    if precision == "bfloat16" and (engine == "ctranslate2" or shortlist):
+        raise InputError("bfloat16 is for the engine torch, which has no shortlists; leave one of the two out.")
+    only_there = "int8" if precision == "int8" else "a shortlist" if shortlist else None
+    if engine == "torch" and only_there:
+        raise InputError(f"{only_there} is for the engine ctranslate2 only; leave one of the two out.")
+    wanted = engine == "ctranslate2" or only_there is not None
+    if engine == "torch" or (not wanted and (device != "cpu" or len(models) > 1)):
         return None
     if len(models) > 1:
-        raise InputError("several models vote with the engine torch only.")
+        raise InputError("several models vote with the engine torch only, in float32 and without a shortlist.")
+    kind: Literal["float32", "int8"] = "int8" if precision == "int8" else "float32"
     try:
-        return CTranslate2Search(beside(folder, models[0], tokenizer), threads=torch.get_num_threads())
+        return CTranslate2Search(
+            beside(folder, models[0], tokenizer, kind),
+            kind,
+            threads=torch.get_num_threads(),
+            shortlist=folder / SHORTLIST if shortlist else None,
+        )
     except SightlineError:  # it is not installed, or cannot do this model, or there is no room for its files
-        if engine == "auto":
-            return None
-        raise
+        if wanted:
+            raise
+        return None
 
 
 def _usual(folder: str | Path) -> int:

@@ -7,6 +7,7 @@ import sys
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -15,9 +16,11 @@ from tokenizers import models
 from sightline.checkpoint import load_tokenizer
 from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
-from sightline.interop.ctranslate2 import CTranslate2Search, convert, supports
+from sightline.interop.ctranslate2 import SHORTLIST, CTranslate2Search, convert, save_shortlist, supports
 from sightline.search.find import find
 from sightline.search.hypothesis import Wish
+from sightline.search.score import force
+from sightline.text.shortlist import Shortlist
 from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 from support import VOCAB, every_variant, translator, writer
 
@@ -155,7 +158,7 @@ def test_without_log_probs_the_scores_are_its_own(beams, words, tmp_path):
     for one, other in zip(chain(*found), chain(*expected), strict=True):
         assert one.ids == other.ids
         assert one.log_probs == []
-        assert one.score == pytest.approx(other.score, abs=1e-4)
+        assert math.isnan(one.score) if beams == 1 else one.score == pytest.approx(other.score, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +203,103 @@ def test_int8(words, tmp_path):
     found = theirs.find(SOURCES, SearchConfig(nbest=4))
     assert all(len(answers) == 4 and all(math.isfinite(h.score) for h in answers) for answers in found)
     assert CTranslate2Search(tmp_path / "model", "float32", threads=1).find([[4]], SearchConfig())
+
+
+# --- With a shortlist
+
+
+def shortened(theirs_of, words, tmp_path, always, likely):
+    """The same model, once without a shortlist and once with this one."""
+    places = np.cumsum([0, *(len(likely.get(i, [])) for i in range(VOCAB))])
+    ids = np.array([token for i in range(VOCAB) for token in likely.get(i, [])], int)
+    save_shortlist(Shortlist(np.array(always), places, ids, 1.0), words, tmp_path)
+    return CTranslate2Search(theirs_of, threads=1, shortlist=tmp_path / SHORTLIST)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_a_shortlist_of_all_tokens_changes_nothing(beams, words, tmp_path):
+    model = model_of(ending=3)
+    theirs = opened(model, words, tmp_path / "model")
+    config, sources = SearchConfig(beams=beams, nbest=beams), [ids for ids in SOURCES if ids]
+    for always, likely in ((range(VOCAB), {}), (range(14), {i: range(14, VOCAB) for i in range(4, VOCAB)})):
+        short = shortened(tmp_path / "model", words, tmp_path, always, likely)
+        for log_probs in (True, False):
+            found, expected = (x.find(sources, config, log_probs=log_probs) for x in (short, theirs))
+            for one, other in zip(chain(*found), chain(*expected), strict=True):
+                assert one.ids == other.ids
+                assert one.score == pytest.approx(other.score, abs=1e-5, nan_ok=True)
+    short = shortened(tmp_path / "model", words, tmp_path, range(4), {})
+    with pytest.raises(ConfigError, match=f"beams = {beams} are too many for a vocabulary of 4"):
+        short.find(sources, config)
+
+
+@pytest.mark.parametrize("compute_type", ["float32", "int8"])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_what_is_not_on_the_shortlist_is_not_found_batch_by_batch(beams, compute_type, words, tmp_path, monkeypatch):
+    """Each batch has other tokens, at other places of what is computed."""
+    always, config = [*range(4), 11, 13, 24, 35, 36, 37], SearchConfig(beams=beams)
+    likely = {i: [4 + (i * 7 + j) % 30 for j in range(5)] for i in range(4, VOCAB)}
+    said: set[int] = set()
+    outside: set[int] = set()
+    limited = []
+    monkeypatch.setattr(CTranslate2Search, "_to_the_limit", lambda *_: limited.append(1) or [[]])
+    for seed in range(6):
+        model = model_of("biased", seed, ending=1 if beams > 1 else 2)
+        theirs = opened(model, words, tmp_path / "model", compute_type)
+        shortened(tmp_path / "model", words, tmp_path, always, likely)
+        short = CTranslate2Search(tmp_path / "model", compute_type, threads=1, shortlist=tmp_path / SHORTLIST)
+        for source in [*SOURCES, [25, 26], [5], *SOURCES]:
+            allowed = {*always, *(token for i in source for token in likely[i])}
+            (((other,),), ((best,),)) = theirs.find([source], config), short.find([source], config)
+            assert not set(best.ids) & {PAD, START, END, UNKNOWN}
+            outside |= set(other.ids) - allowed
+            assert set(best.ids) <= allowed
+            said |= set(best.ids)
+            if compute_type == "float32":  # a log-probability is that of the model, among all tokens
+                (expected,) = force([model], [source], [best.ids])
+                assert best.log_probs == pytest.approx(expected, abs=1e-4)
+    assert outside
+    assert said - set(always)
+    assert len(limited) < 100  # of 156, where several beams have all tokens
+
+
+def test_with_wishes_and_at_the_limit_all_tokens_may_come(words, tmp_path):
+    model = model_of("pre-norm", ending=2)
+    theirs = opened(model, words, tmp_path / "model")
+    short = shortened(tmp_path / "model", words, tmp_path, [*range(4), *range(30, 40)], {})
+    wishes = [Wish([7, 8]), Wish([9, 5], [[12], [9]]), Wish(), Wish(without=[[31]]), Wish([6])]
+    config = SearchConfig(beams=1)
+    for _ in range(2):  # what it keeps of one batch does not matter in the next
+        found, expected = short.find(SOURCES, config, wishes), theirs.find(SOURCES, config, wishes)
+        for i, (one, other) in enumerate(zip(found, expected, strict=True)):
+            assert (one[0].ids == other[0].ids) == (i != 2)
+        assert found[0][0].ids[:2] == [7, 8]
+    never = model_of(ending=-20)
+    convert(never, words, tmp_path / "never")
+    short = shortened(tmp_path / "never", words, tmp_path, [*range(4), *range(30, 40)], {})
+    same(never, short, SearchConfig(beams=3, nbest=3, max_ratio=1.0, max_extra=1), SOURCES)
+
+
+def test_a_shortlist_for_another_vocabulary_is_refused(words, tmp_path):
+    convert(model_of(), words, tmp_path / "model")
+    with pytest.raises(InputError, match="there is no shortlist beside the model; sightline shortlist makes one"):
+        CTranslate2Search(tmp_path / "model", shortlist=tmp_path / SHORTLIST)
+    for text in ("", "w4\tw5\n", "\t<pad> <s> </s> <unk> elephant\n", "\t<pad> <s> w4\n", "\t\xff\n"):
+        (tmp_path / SHORTLIST).write_text(text, "latin-1")
+        with pytest.raises(InputError, match="this is no shortlist for the vocabulary of the model; make it anew"):
+            CTranslate2Search(tmp_path / "model", shortlist=tmp_path / SHORTLIST)
+
+
+def test_names_that_the_format_has_no_place_for_are_left_out(tmp_path):
+    entries = ["<pad>", "<s>", "</s>", "<unk>", "New York", "a\tb", "new\nline", "w", "x\u2028y", "z"]
+    vocabulary = models.WordLevel({name: i for i, name in enumerate(entries)}, unk_token="<unk>")
+    words = Tokenizer(tokenizers.Tokenizer(vocabulary).to_str().encode())
+    starts = np.arange(11)  # each allows itself
+    save_shortlist(Shortlist(np.arange(4), starts, np.arange(10), 1.0), words, tmp_path)
+    rows = (tmp_path / SHORTLIST).read_text("utf-8").split("\n")
+    assert rows[0] == "\t<pad> <s> </s> <unk>"
+    assert rows[-3:] == ["w\tw", "z\tz", ""]
+    assert not any("York" in row or "line" in row for row in rows)
 
 
 def test_who_knows_only_ctranslate2_can_use_the_folder(words, tmp_path):

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def test_neighbours_do_not_matter(engine, beam):
 @pytest.mark.parametrize("options", [{"beam": 1}, {"beam": 4, "nbest": 2}, {"beam": 4, "length_penalty": 0.0}])
 def test_ctranslate2_finds_the_same(engine, taught, options):
     pytest.importorskip("ctranslate2")
-    fast = sightline.load(taught, engine="ctranslate2")
+    fast = sightline.load(taught, engine="ctranslate2", precision="float32")
     assert fast.fast is not None
     for one, other in zip(engine.translate(TEXTS, **options), fast.translate(TEXTS, **options), strict=True):
         assert one.score == pytest.approx(other.score, abs=1e-4)
@@ -69,6 +70,41 @@ def test_what_ctranslate2_cannot_do_is_done_by_torch(engine, taught):
     with fast.what_if(remove_heads={"decoder.layers.1.cross_attention": [0, 1, 2, 3]}):
         assert fast.translate(TEXTS[0])[0].score != pytest.approx(before, abs=1e-3)
     assert fast.translate(TEXTS[0])[0].score == pytest.approx(before, abs=1e-5)
+
+
+def test_int8_is_near_and_its_files_are_kept(engine, taught):
+    pytest.importorskip("ctranslate2")
+    rounded = sightline.load(taught, precision="int8")
+    found, expected = rounded.translate(TEXTS), engine.translate(TEXTS)
+    assert sum(one.text == other.text for one, other in zip(found, expected, strict=True)) > 20
+    for one in found:  # scores and log-probabilities are of one precision
+        assert one.score == pytest.approx(np.mean(one.log_probs), abs=1e-5)
+    assert any(abs(one.score - other.score) > 1e-5 for one, other in zip(found, expected, strict=True))
+    made = (taught / "ctranslate2-int8" / "model.bin").stat()
+    assert sightline.load(taught, precision="int8").translate(TEXTS)[:3] == found[:3]
+    assert (taught / "ctranslate2-int8" / "model.bin").stat() == made
+    whole = sightline.load(taught, engine="ctranslate2").translate(TEXTS[:3])  # the other folder is still its own
+    assert [one.score for one in whole] == pytest.approx([one.score for one in expected[:3]], abs=1e-4)
+    (other,) = rounded.translate(TEXTS[0], stop="best")  # which torch does, in float32
+    assert other == engine.translate(TEXTS[0], stop="best")[0]
+
+
+def test_what_only_ctranslate2_does_is_not_done_otherwise(taught, monkeypatch):
+    for options, message in (
+        ({"precision": "int8", "engine": "torch"}, "int8 is for the engine ctranslate2 only"),
+        ({"shortlist": True, "engine": "torch"}, "a shortlist is for the engine ctranslate2 only"),
+        ({"precision": "float16"}, "no precision 'float16'; known are auto, float32, bfloat16 and int8"),
+        ({"precision": "bfloat16", "device": "cpu"}, "bfloat16 is for a GPU"),
+    ):
+        with pytest.raises(InputError, match=message):
+            sightline.load(taught, **options)
+    with pytest.raises(InputError, match="several models vote with the engine torch only, in float32"):
+        sightline.load([taught, taught], precision="int8")
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    assert sightline.load(taught).fast is None
+    for options in ({"precision": "int8"}, {"shortlist": True}):
+        with pytest.raises(InputError, match="pip install ctranslate2"):
+            sightline.load(taught, **options)
 
 
 def test_a_stream_is_greedy_search_piece_by_piece(engine):

@@ -147,13 +147,13 @@ def models(corpus, monkeypatch):
     """Folders that translate: one well, one badly, one not at all. What they were asked is kept."""
     asked = []
 
-    def load(path, *, device="auto"):
+    def load(path, *, device, precision, shortlist):
         if path == "broken":
             raise CheckpointError(f"{path}: there is no model here; a model folder has a config.json.")
         answers = {"run": [f"{GOOD[0]}\n{GOOD[0]}", *GOOD[1:]], "other": BAD}[path]
 
         def translate(texts, *, beam):
-            asked.append((path, list(texts), beam, device))
+            asked.append((path, list(texts), beam, device, precision, shortlist))
             return [SimpleNamespace(text=text) for text in answers]
 
         return SimpleNamespace(translate=translate)
@@ -166,9 +166,11 @@ def models(corpus, monkeypatch):
 
 def test_a_model_translates_and_what_is_saved_scores_as_it_did(run, corpus, models):
     on = ["--reference", "test.de", "--source", "test.en"]
-    done = run("run", *on, "--beam", 2, "--device", "cpu", "--save", "out.txt", "--json")
+    done = run(
+        "run", *on, "--beam", 2, "--device", "cpu", "--precision", "int8", "--shortlist", "--save", "out.txt", "--json"
+    )
     assert done.code == 0
-    assert models == [("run", SOURCES, 2, "cpu")]
+    assert models == [("run", SOURCES, 2, "cpu", "int8", True)]
     assert "run: translating 60 sentences, beam 2\nrun: done in " in done.err
     found = json.loads(done.out)
     assert (found["source"], found["beam"]) == ("test.en", 2)

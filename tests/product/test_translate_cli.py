@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -187,6 +188,32 @@ def test_options_of_the_search_reach_it(taught):
         assert done.stdout.decode() == engine.translate(TEXTS[0], **options)[0].text + "\n", done.stderr
 
 
+def test_a_shortlist_is_learnt_and_used(taught, expected, tmp_path):
+    pytest.importorskip("ctranslate2")
+    model = tmp_path / "model"
+    shutil.copytree(taught, model, ignore=shutil.ignore_patterns("ctranslate2*", "checkpoints"))
+    text = "\n".join(TEXTS).encode()
+    done = run("translate", model, "--shortlist", given=text)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode().endswith("there is no shortlist beside the model; sightline shortlist makes one.\n")
+    pairs = list(generate("train", 3000))
+    (tmp_path / "x.tsv").write_text("".join(f"{pair.source}\t{pair.target}\n" for pair in pairs[:2000]))
+    (tmp_path / "x.en").write_text("".join(f"{pair.source}\n" for pair in pairs[2000:]))
+    (tmp_path / "x.de").write_text("".join(f"{pair.target}\n" for pair in pairs[2000:]))
+    on = ["--pairs", tmp_path / "x.tsv", "--source", tmp_path / "x.en", "--target", tmp_path / "x.de"]
+    done = run("shortlist", model, *on, "--often", 50, "--likely", 30)
+    assert (done.returncode, done.stdout.decode()) == (0, f"{model / 'vmap.txt'}\n"), done.stderr
+    assert re.search(r"these are (9\d|100)\.\d\d % of the target tokens in pairs that were not", done.stderr.decode())
+    for more in ([], ["--precision", "int8"], ["--beam", "1", "--prefix", "Gestern"]):
+        done = run("translate", model, "--shortlist", *more, given=text)
+        assert done.returncode == 0, done.stderr
+        found = done.stdout.decode().splitlines()
+        assert len(found) == len(TEXTS)
+        if not more:
+            assert sum(one == other for one, other in zip(found, expected, strict=True)) > 20
+        assert all(line.startswith("Gestern") for line in found) or "--prefix" not in more
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -196,6 +223,12 @@ def test_options_of_the_search_reach_it(taught):
         (["translate", "{model}", "--out", "{tmp}/there"], "add --resume"),
         (["translate", "{model}", "--beam", "0"], "beams"),
         (["translate", "{model}", "--engine", "fast"], "known are auto, torch and ctranslate2"),
+        (["translate", "{model}", "--precision", "half"], "known are auto, float32 and int8"),
+        (["translate", "{model}", "--precision", "int8", "--engine", "torch"], "int8 is for the engine ctranslate2"),
+        (["shortlist", "{model}"], "name files by --source and --target, or --pairs"),
+        (["shortlist", "{model}", "--source", "{tmp}/there"], "there are 1 --source and 0 --target"),
+        (["shortlist", "{tmp}/none", "--pairs", "{tmp}/there.tsv"], "there is no tokenizer.model"),
+        (["shortlist", "{model}", "--pairs", "{tmp}/there.tsv"], "cannot be read"),
         (["translate", "{model}", "--set", "temprature=1"], "did you mean 'temperature'"),
         (["translate", "{model}", "--beam", "2", "--set", "groups=3"], "cannot be split"),
         (["translate", "{model}", "--set", "risk=chrf"], "ask for them by sample = true"),

@@ -30,6 +30,12 @@ def evaluate(
     save: Annotated[Path | None, typer.Option(help="Keep the translations of MODEL in this text file.")] = None,
     comet: Annotated[bool, typer.Option("--comet", help="Also COMET; needs the package unbabel-comet.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    precision: Annotated[
+        str, typer.Option(help="auto, float32, or, faster and rounded, int8 (on a CPU) or bfloat16 (on a GPU).")
+    ] = "auto",
+    shortlist: Annotated[
+        bool, typer.Option("--shortlist", help="Search by what sightline shortlist wrote: faster, fewer words.")
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the best there is.")] = "auto",
 ) -> None:
     """Score translations by BLEU, chrF and TER, each with its 95 % interval; compare them with another system's."""
@@ -51,7 +57,7 @@ def evaluate(
 
         comet_of = load()
     if models:
-        texts = _translate(names, texts, beam, device)
+        texts = _translate(names, texts, beam, {"device": device, "precision": precision, "shortlist": shortlist})
     if save:
         _save(save, texts.systems[0])
     for name, text in zip([str(reference), *names], [texts.references, *texts.systems], strict=True):
@@ -89,13 +95,13 @@ def _read(names: Sequence[str], reference: Path, source: Path | None) -> Texts:
     return Texts(references, sources, systems)
 
 
-def _translate(names: Sequence[str], texts: Texts, beam: int, device: str) -> Texts:
+def _translate(names: Sequence[str], texts: Texts, beam: int, how: dict[str, Any]) -> Texts:
     """The same, with what the models say. All are loaded first: what is wrong with the second is told at once."""
     import time
 
     from sightline.engine import load
 
-    engines = [None if text else load(name, device=device) for name, text in zip(names, texts.systems, strict=True)]
+    engines = [None if text else load(name, **how) for name, text in zip(names, texts.systems, strict=True)]
     systems = []
     for name, text, engine in zip(names, texts.systems, engines, strict=True):
         if engine is None:

@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from sightline.cli import align, config, demo, doctor, evaluate, score, train, translate
+from sightline.cli import align, config, demo, doctor, evaluate, score, shortlist, train, translate
 from sightline.errors import SightlineError
 
 __all__ = ["app", "main"]
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command()(demo.demo)
 app.command()(train.train)
 app.command()(translate.translate)
+app.command()(shortlist.shortlist)
 app.command()(score.score)
 app.command()(align.align)
 app.command()(evaluate.evaluate)

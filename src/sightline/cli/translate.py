@@ -50,6 +50,12 @@ def translate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line: text, score, tokens, ...")] = False,
     engine: Annotated[str, typer.Option(help="auto, torch or ctranslate2: what searches.")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="auto, float32, or, faster and rounded, int8 (on a CPU) or bfloat16 (on a GPU).")
+    ] = "auto",
+    shortlist: Annotated[
+        bool, typer.Option("--shortlist", help="Search by what sightline shortlist wrote: faster, fewer words.")
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the best there is.")] = "auto",
 ) -> None:
     """Translate text, line by line. Standard input is answered as it comes."""
@@ -68,7 +74,8 @@ def translate(
     path = None if file == "-" else Path(file)
     if path is not None and not path.is_file():
         raise InputError(f"{path}: there is no such file.")
-    translator = load([model, *(vote or [])], device=device, engine=cast("Any", engine))
+    chosen = {"engine": cast("Any", engine), "precision": cast("Any", precision), "shortlist": shortlist}
+    translator = load([model, *(vote or [])], device=device, **chosen)
     more: dict[str, Any] = {"prefix": prefix, "without": without or [], "within": within or []}
     more |= {"details": as_json, "align": align}
     several = options.nbest > 1 and not as_json

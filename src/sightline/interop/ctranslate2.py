@@ -13,6 +13,12 @@ What it finds is what `sightline.search` finds, as far as `supports` promises. W
   never to say them leaves no room for that; one that gives them weight does.
 - At the greatest length it cuts hypotheses off; here they must end. What it does not tell is searched for step by step.
 - Sums are added in another order, so what is as good as something else, to some 1e-5, may be found instead of it.
+
+That is in float32. In int8 the weights, and what goes into each product, are rounded to 8 bits: it is faster, and what
+is found and how it scores are a little off. All that is told then is told in int8, log-probabilities among it.
+
+With a shortlist (`sightline.text.shortlist`) it chooses among fewer tokens, those that any source of a batch allows.
+What else was probable has no share then, so that without log-probabilities the scores it gives are a little higher.
 """
 
 import importlib
@@ -27,14 +33,21 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sightline.checkpoint import write_whole
 from sightline.config import ModelConfig, SearchConfig, StackConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.model.transformer import EncoderDecoder, FeedForward, MultiHeadAttention, Residual, Stack
 from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.rules import bounds
+from sightline.text.shortlist import Shortlist
 from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 
-__all__ = ["CTranslate2Search", "beside", "convert", "supports"]
+__all__ = ["SHORTLIST", "CTranslate2Search", "beside", "convert", "save_shortlist", "supports"]
+
+SHORTLIST = "vmap.txt"
+"""The file of a shortlist, by CTranslate2's name and in its format: a source token, a tab, the targets it allows. In
+the first line, without a source, stand those that may always come."""
+Precision = Literal["float32", "int8"]
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh", "swish": "SWISH", "swiglu": "SWISH"}
 NEVER = [PAD, START, UNKNOWN]
@@ -58,10 +71,11 @@ def _library() -> Any:
 # --- Writing a model
 
 
-def beside(path: Path, model: EncoderDecoder, tokenizer: Tokenizer) -> Path:
-    """The converted model beside a model's own folder files, made when it is first asked for, and anew when the weights
-    are others. Where nothing can be written, it is a CheckpointError."""
-    folder, weights = path / "ctranslate2", (path / "model.safetensors").stat()
+def beside(path: Path, model: EncoderDecoder, tokenizer: Tokenizer, precision: Precision = "float32") -> Path:
+    """The converted model beside a model's own folder files, one for each precision, made when it is first asked for,
+    and anew when the weights are others. Where nothing can be written, it is a CheckpointError."""
+    folder = path / ("ctranslate2" if precision == "float32" else f"ctranslate2-{precision}")
+    weights = (path / "model.safetensors").stat()
     stamp = f"{weights.st_size} {weights.st_mtime_ns}"
     mark = folder / "made-from.txt"
     try:
@@ -69,7 +83,7 @@ def beside(path: Path, model: EncoderDecoder, tokenizer: Tokenizer) -> Path:
             return folder
     except OSError:
         pass
-    convert(model, tokenizer, folder)
+    convert(model, tokenizer, folder, quantization=precision)
     mark.write_text(stamp, "utf-8")
     return folder
 
@@ -79,7 +93,7 @@ def convert(
     tokenizer: Tokenizer,
     folder: Path | str,
     *,
-    quantization: Literal["float32", "int8"] = "float32",
+    quantization: Precision = "float32",
 ) -> None:
     """Write a model in CTranslate2's format, its vocabulary beside it. The folder is there whole or not at all; an
     older one of this kind is replaced."""
@@ -107,6 +121,19 @@ def convert(
     finally:
         for path in (draft, old):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def save_shortlist(shortlist: Shortlist, tokenizer: Tokenizer, folder: Path | str) -> None:
+    """Write a shortlist beside a model. A token with blanks in its name has no place in the format, and is left out."""
+    names, path = _names(tokenizer, tokenizer.size), Path(folder) / SHORTLIST
+    plain = [name.split() == [name] for name in names]
+    rows = [("", shortlist.always.tolist())]
+    rows += [(name, shortlist.of(i)) for i, name in enumerate(names) if plain[i] and shortlist.of(i)]
+    text = "".join(f"{name}\t{' '.join(names[i] for i in allowed if plain[i])}\n" for name, allowed in rows)
+    try:
+        write_whole(path.parent, {path.name: text.encode()})
+    except OSError as error:
+        raise CheckpointError(f"{path}: the shortlist cannot be written: {error.strerror}.") from None
 
 
 def _may_replace(folder: Path) -> bool:
@@ -276,16 +303,21 @@ class Found(NamedTuple):
 
     ids: list[int]
     score: float | None = None
-    """By CTranslate2, where it is finished."""
+    """By CTranslate2, where it is finished; nan where it was not asked for."""
 
 
 class CTranslate2Search:
     """A model that `convert` wrote, with its search, on the processor."""
 
     def __init__(
-        self, folder: Path | str, compute_type: Literal["float32", "int8"] = "float32", threads: int | None = None
+        self,
+        folder: Path | str,
+        compute_type: Precision = "float32",
+        threads: int | None = None,
+        shortlist: Path | None = None,
     ) -> None:
-        """`compute_type` need not be what the folder was written in. `threads`: None for as many as it likes."""
+        """`compute_type` need not be what the folder was written in. `threads`: None for as many as it likes.
+        `shortlist`: the file of one, by which it then searches."""
         library, folder = _library(), Path(folder)
         try:
             files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
@@ -297,6 +329,11 @@ class CTranslate2Search:
         except (OSError, LookupError, TypeError, ValueError):
             raise CheckpointError(f"{folder}: this is no model that was converted for CTranslate2.") from None
         self._ids = {name: i for i, name in enumerate(self._names)}
+        self._fewest = len(self._names)
+        """Tokens there are to choose from."""
+        self._short = shortlist is not None
+        if shortlist is not None:
+            files[SHORTLIST] = self._read_shortlist(shortlist)
         # A source that is nothing but the end it does not read; by a name that it does not know, the end is read.
         self._source_names[END] = _new(about["eos_token"], self._source_names)
         try:
@@ -305,6 +342,20 @@ class CTranslate2Search:
             )
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"{folder}: CTranslate2 cannot use this model: {error}.") from None
+
+    def _read_shortlist(self, path: Path) -> bytes:
+        try:
+            text = path.read_bytes()
+        except OSError:
+            raise InputError(
+                f"{path}: there is no shortlist beside the model; sightline shortlist makes one."
+            ) from None
+        source, _, always = text.partition(b"\n")[0].partition(b"\t")
+        ids = [self._ids.get(name, -1) for name in always.decode("utf-8", "replace").split(" ")]
+        if source or not {*NEVER, END} <= set(ids) or -1 in ids:
+            raise InputError(f"{path}: this is no shortlist for the vocabulary of the model; make it anew.")
+        self._fewest = len(ids)
+        return text
 
     def find(
         self,
@@ -319,19 +370,20 @@ class CTranslate2Search:
 
         `log_probs`: have those of each token, and by them the scores. It does not tell them while it searches, and must
         read all answers once more. Without, it is faster; `Hypothesis.log_probs` is empty, and the scores are its own.
+        One beam needs no scores to search, and then has none (nan), which again is faster.
         `budget`: tokens of all hypotheses' sources in a batch.
         """
         wishes = [Wish()] * len(sources) if wishes is None else wishes
         reason = supports(config, wishes)
         if reason is not None:
             raise ConfigError(f"CTranslate2 does not search like this: {reason}.")
-        if 2 * config.beams > len(self._names) - len(NEVER):
-            raise ConfigError(f"beams = {config.beams} are too many for a vocabulary of {len(self._names)}.")
+        if 2 * config.beams > self._fewest - len(NEVER):
+            raise ConfigError(f"beams = {config.beams} are too many for a vocabulary of {self._fewest}.")
         tasks = [self._task(ids, wish, config) for ids, wish in zip(sources, wishes, strict=True)]
         answers: list[list[Hypothesis]] = [[] for _ in tasks]
         unknown: list[tuple[int, list[int]]] = []
         for batch in _batches(tasks, budget // config.beams):
-            for i, found in zip(batch, self._search([tasks[i] for i in batch], config), strict=True):
+            for i, found in zip(batch, self._search([tasks[i] for i in batch], config, log_probs), strict=True):
                 for ids, score in found:
                     if score is None or log_probs:
                         unknown.append((i, ids))
@@ -348,10 +400,11 @@ class CTranslate2Search:
             raise InputError(f"a source of {length - 1} tokens is too long: the model reads at most {self._room - 1}.")
         return Task(source, wish, *bounds(length, config, wish, self._room))
 
-    def _search(self, tasks: list[Task], config: SearchConfig) -> list[list[Found]]:
+    def _search(self, tasks: list[Task], config: SearchConfig, log_probs: bool) -> list[list[Found]]:
         """The hypotheses of each task that can be among its best, as ids without the end."""
         longest = max(task.limit for task in tasks) - 1  # there the end must come, and CTranslate2 would not know
-        results = self._run(tasks, longest, config.beams, penalty=config.length_penalty)
+        scored = log_probs or config.beams > 1
+        results = self._run(tasks, longest, config.beams, penalty=config.length_penalty, scored=scored)
         answers = []
         for task, found in zip(tasks, results, strict=True):
             if all(ids[-1:] == [END] and len(ids) < task.limit for ids, _ in found):
@@ -367,17 +420,18 @@ class CTranslate2Search:
         must end there.
 
         CTranslate2 tells of all that ended; of what grows, it tells what ranks among the beams. So where nothing ended,
-        this is all that grows. From the last such length we go on by ourselves.
+        this is all that grows. From the last such length we go on by ourselves. All this among all tokens: it may well
+        be a shortlist that has kept the sentence from its end.
         """
         last = task.limit - 1
-        (found,) = self._run([task], last, beams, patience=task.limit)
+        (found,) = self._run([task], last, beams, patience=task.limit, short=False)
         ended = sorted((ids for ids, _ in found if ids[-1:] == [END]), key=len)
         if len(ended) >= beams:  # it was over after all; what only grew has hidden some of what had ended
             over = len(ended[beams - 1])
             return [ids[:-1] for ids in ended if len(ids) <= over]
         start = max(set(range(last + 1)) - {len(ids) for ids in ended})
         if start < last:
-            (found,) = self._run([task], start, beams, patience=task.limit)
+            (found,) = self._run([task], start, beams, patience=task.limit, short=False)
         living = [ids for ids, _ in found if ids[-1:] != [END]]
         totals = np.array([sum(logs[:-1]) for logs in self._log_probs([(task.source, ids) for ids in living])])
         for _ in range(start, last):
@@ -389,10 +443,19 @@ class CTranslate2Search:
         return [*(ids[:-1] for ids in ended), *living]
 
     def _run(
-        self, tasks: Sequence[Task], length: int, beams: int, *, penalty: float = 0.0, patience: int = 1
+        self,
+        tasks: Sequence[Task],
+        length: int,
+        beams: int,
+        *,
+        penalty: float = 0.0,
+        patience: int = 1,
+        short: bool = True,
+        scored: bool = True,
     ) -> list[list[Found]]:
         """CTranslate2's own search for tasks of one kind: the hypotheses of each, best first. Those that do not end in
-        END had come to this length."""
+        END had come to this length. `short`: by the shortlist, if there is one and nothing is wished: of other tokens
+        than the special ones it does not remember, from one batch to the next, where in the shortlist they stand."""
         if not length:
             return [[Found([])] for _ in tasks]
         least, prefixed, without = tasks[0].kind
@@ -408,12 +471,13 @@ class CTranslate2Search:
             max_decoding_length=length,
             max_input_length=0,
             return_end_token=True,  # so it counts in the length
-            return_scores=True,
+            use_vmap=self._short and short and not prefixed and not without,
+            return_scores=scored,
         )
         return [
             [
                 Found([self._ids[name] for name in names], score)
-                for names, score in zip(result.hypotheses, result.scores, strict=True)
+                for names, score in zip(result.hypotheses, result.scores if scored else [math.nan], strict=True)
             ]
             for result in results
         ]

@@ -1,0 +1,185 @@
+"""Translation on a processor: CTranslate2 called directly, in float32 and in int8, and Sightline's engine, which calls
+it; the same weights, the same sentences, one run.
+
+    python benchmarks/cpu_engines.py MODEL --pairs TEST.tsv --learn TRAIN.tsv
+
+MODEL is a Hugging Face folder of a Marian translator (for instance Helsinki-NLP/opus-mt-en-fr), TEST pairs of source
+and reference, TRAIN pairs that the shortlist is learnt from (several files, if need be; none of them may have a
+sentence of TEST). Every system gets raw text and gives raw text, in batches of 1 and of 32 sentences, by one beam and
+by four. They take turns, and the best of several rounds counts. Needs the development dependencies (transformers,
+ctranslate2). The result goes to benchmarks/results/.
+"""
+
+import argparse
+import importlib
+import itertools
+import json
+import logging
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+import tokenizers
+import torch
+from common import keep, where
+from sacrebleu.metrics.bleu import BLEU
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+from transformers import MarianMTModel
+
+import sightline
+from sightline.checkpoint import save_model
+from sightline.config import SearchConfig
+from sightline.data.corpus import Table, read_pairs
+from sightline.interop.ctranslate2 import save_shortlist
+from sightline.interop.hugging_face import from_hugging_face, renumbered
+from sightline.text.shortlist import learn
+from sightline.text.tokenizer import PAD, START, UNKNOWN, Tokenizer
+
+System = Callable[[Sequence[str], int], list[str]]
+NEVER = -1e6
+"""The score of a piece that the source is never cut into: below all others."""
+
+
+def imported(marian: Path, folder: Path) -> Tokenizer:
+    """Write a Marian translator as one of ours, and its vocabulary as it cuts a source."""
+    pieces = json.loads((marian / "vocab.json").read_text("utf-8"))
+    source: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2").ModelProto()
+    source.ParseFromString((marian / "source.spm").read_bytes())
+    scores = {piece.piece: piece.score for piece in source.pieces}
+    entries = [(piece, scores.get(piece, NEVER)) for piece in sorted(pieces, key=pieces.__getitem__)]
+    vocabulary: Any = tokenizers.Tokenizer(models.Unigram(entries, pieces["<unk>"]))
+    blanks = normalizers.Replace(tokenizers.Regex(" {2,}"), " ")
+    map_ = normalizers.Precompiled(source.normalizer_spec.precompiled_charsmap)
+    vocabulary.normalizer = normalizers.Sequence([map_, blanks, normalizers.Strip()])
+    vocabulary.pre_tokenizer, vocabulary.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer = Tokenizer(vocabulary.to_str().encode())
+    theirs: Any = MarianMTModel.from_pretrained(marian)
+    pad = theirs.config.pad_token_id  # with which its answers begin
+    model: Any = from_hugging_face(theirs)
+    ours: Any = renumbered(model, [pad if own < 0 else own for own in tokenizer.own_ids])
+    with torch.no_grad():
+        ours.classifier.bias[[PAD, START, UNKNOWN]] = -1e4  # as its own search forbids them
+    save_model(ours, folder, tokenizer)
+    (folder / "run.json").write_text('{"usual_length": 250}')  # so that no text is split, which CTranslate2 does not do
+    return tokenizer
+
+
+def tokenised(
+    files: Sequence[Path], tokenizer: Tokenizer, marian: Path
+) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Pairs as ids. Marian cuts a target by other rules than a source."""
+    target = sentencepiece.SentencePieceProcessor()
+    target.Load(str(marian / "target.spm"))
+    ids = {piece: i for i, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
+    pairs = itertools.chain.from_iterable(read_pairs(Table(path)) for path in files)
+    while some := list(itertools.islice(pairs, 10_000)):
+        sources, targets = zip(*some, strict=True)
+        cut = target.Encode(list(targets), out_type=str)
+        yield from zip(
+            tokenizer.encode(sources), ([ids.get(x, UNKNOWN) for x in pieces] for pieces in cut), strict=True
+        )
+
+
+def direct(folder: Path, precision: str, tokenizer: Tokenizer) -> System:
+    """As CTranslate2 is used by itself: tokens in, tokens out, long inputs in batches by length."""
+    library: Any = importlib.import_module("ctranslate2")
+    translator = library.Translator(str(folder), compute_type=precision, intra_threads=torch.get_num_threads())
+    ids = {piece: i for i, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
+
+    def system(texts: Sequence[str], beams: int) -> list[str]:
+        sources = [[*tokenizer.pieces(source), "</s>"] for source in tokenizer.encode(texts)]
+        results = translator.translate_batch(sources, beam_size=beams, max_batch_size=2048, batch_type="tokens")
+        return [tokenizer.decode([ids[piece] for piece in result.hypotheses[0]]) for result in results]
+
+    return system
+
+
+def ours(folder: Path, **options: Any) -> System:
+    """The engine as everyone loads it."""
+    engine = sightline.load(folder, device="cpu", **options)
+
+    def system(texts: Sequence[str], beams: int) -> list[str]:
+        return [found.text for found in engine.search(texts, SearchConfig(beams=beams), details=False)]
+
+    return system
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--pairs", type=Path, required=True)
+    parser.add_argument("--learn", type=Path, nargs="+", required=True)
+    parser.add_argument("--often", type=int, help="tokens that may always come; two fifths of all if left out")
+    parser.add_argument("--likely", type=int, default=200)
+    parser.add_argument("--sentences", type=int, default=256)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--rounds", type=int, default=3, help="the best counts")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    texts, references = zip(*itertools.islice(read_pairs(Table(options.pairs)), options.sentences), strict=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "model"
+        tokenizer = imported(options.model, folder)
+        pairs = tokenised(options.learn, tokenizer, options.model)
+        began = time.perf_counter()
+        shortlist = learn(pairs, tokenizer, often=options.often, likely=options.likely)
+        save_shortlist(shortlist, tokenizer, folder)
+        learnt = time.perf_counter() - began
+        named = {
+            "Sightline float32": ours(folder, precision="float32"),
+            "Sightline int8": ours(folder, precision="int8"),
+            "Sightline float32, shortlist": ours(folder, precision="float32", shortlist=True),
+            "Sightline int8, shortlist": ours(folder, precision="int8", shortlist=True),
+            "CTranslate2 float32": direct(folder / "ctranslate2", "float32", tokenizer),
+            "CTranslate2 int8": direct(folder / "ctranslate2-int8", "int8", tokenizer),
+        }
+    rows = []
+    for beams, size in itertools.product(options.beams, options.batches):
+        best: dict[str, float] = {}
+        answers: dict[str, list[str]] = {}
+        for _, (name, system) in itertools.product(range(options.rounds), named.items()):
+            began = time.perf_counter()
+            answers[name] = [
+                answer for i in range(0, len(texts), size) for answer in system(texts[i : i + size], beams)
+            ]
+            best[name] = min(best.get(name, 1e9), time.perf_counter() - began)
+        fastest = min(seconds for name, seconds in best.items() if name.startswith("CTranslate2"))
+        for name, seconds in best.items():
+            mine, same = answers[name], answers["CTranslate2 int8" if "int8" in name else "CTranslate2 float32"]
+            row = {
+                "system": name,
+                "beams": beams,
+                "batch": size,
+                "sentences/s": round(len(texts) / seconds, 2),
+                "tokens/s": round(sum(len(ids) + 1 for ids in tokenizer.encode(mine)) / seconds, 1),
+                "speed against the faster CTranslate2": round(fastest / seconds, 2),
+                "same answers as CTranslate2 in this precision": sum(a == b for a, b in zip(mine, same, strict=True)),
+                "bleu": round(BLEU().corpus_score(mine, [references]).score, 2),
+            }
+            rows.append(row)
+            print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    settings = {
+        "model": options.model.name,
+        "sentences": len(texts),
+        "of": options.pairs.name,
+        "shortlist": {
+            "learnt from": [path.name for path in options.learn],
+            "likely": options.likely,
+            "always": len(shortlist.always),
+            "coverage": round(shortlist.coverage, 4),
+            "seconds": round(learnt, 1),
+        },
+    }
+    versions = where("transformers", "ctranslate2")
+    print(f"kept in {keep('decode-cpu-engines', {'where': versions, 'settings': settings, 'results': rows})}")
+
+
+if __name__ == "__main__":
+    main()
