@@ -6,6 +6,7 @@ engine.translate(["Hi, how are you?"], beam=4)[0].text
 
 import contextlib
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
@@ -81,6 +82,12 @@ class Alternative(NamedTuple):
     """The whole translation, if this token is taken."""
 
 
+class Changes(threading.local):
+    """What-ifs that this thread is inside of. The model here knows of them, and no other."""
+
+    count = 0
+
+
 class Engine:
     """A trained translator, or several that vote."""
 
@@ -98,8 +105,7 @@ class Engine:
         are aligned, if not all."""
         self.models = [model.eval() for model in models]
         self.tokenizer, self.usual, self.fast, self.heads = tokenizer, usual, fast, heads
-        self.changed = False
-        """By a what-if, which the model here knows of, and no other."""
+        self.changes = Changes()
         self.room = min(model.config.positions.max_length for model in models) - 1
         """Tokens of a source, without its end."""
 
@@ -262,9 +268,11 @@ class Engine:
         with contextlib.ExitStack() as stack:
             for model in self.models:
                 stack.enter_context(what_if(model, **changes))
-            self.changed = True
-            stack.callback(setattr, self, "changed", False)
-            yield
+            self.changes.count += 1
+            try:
+                yield
+            finally:
+                self.changes.count -= 1
 
     def _find(
         self, sources: list[list[int]], config: SearchConfig, wishes: list[Wish], details: bool
@@ -272,7 +280,7 @@ class Engine:
         if config.risk != "none":
             samples = find(self.models, sources, config.model_copy(update={"nbest": config.beams}), wishes)
             return [self._by_risk(each)[: config.nbest] for each in samples]
-        if self.fast is None or self.changed or supports(config, wishes):
+        if self.fast is None or self.changes.count or supports(config, wishes):
             return find(self.models, sources, config, wishes)
         return self.fast.find(sources, config, wishes, log_probs=details)
 
