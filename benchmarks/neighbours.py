@@ -22,6 +22,7 @@ import torch
 from common import keep, where
 from decode import opened
 
+from sightline.checkpoint import load_model, load_tokenizer
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
 from sightline.model.kernels import for_few_rows
@@ -40,12 +41,16 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = opened(options.model)
-    ours: Any = model.ours.to(device).eval()
+    if (options.model / "run.json").exists():
+        loaded: Any = load_model(options.model)
+        encode: Any = load_tokenizer(options.model).encode
+    else:
+        loaded, _, _, encode, _ = opened(options.model)
+    ours = loaded.to(device).eval()
     if device == "cpu":
         for_few_rows(ours)
     pairs = itertools.islice(read_pairs(Table(options.pairs)), options.sentences)
-    sources = model.encode([source for source, _ in pairs])
+    sources = encode([source for source, _ in pairs])
     rows = []
     for beams in options.beams:
         config = SearchConfig(beams=beams)
