@@ -58,7 +58,7 @@ def main() -> None:
         for size, packed in itertools.product(options.batches, (False, True)):
             began = time.perf_counter()
             order = random.Random(size).sample(range(len(sources)), len(sources))  # noqa: S311
-            found = {}
+            found: dict[int, Any] = {}
             for start in range(0, len(order), size):
                 batch = order[start : start + size]
                 answers = find(ours, [sources[i] for i in batch], config, budget=10**6, packed=packed)
