@@ -83,9 +83,9 @@ class Alternative(NamedTuple):
 
 
 class Changes(threading.local):
-    """What-ifs that this thread is inside of. The model here knows of them, and no other."""
+    """Whether this thread is inside of a what-if, which the model here knows of, and no other."""
 
-    count = 0
+    here = False
 
 
 class Engine:
@@ -268,11 +268,9 @@ class Engine:
         with contextlib.ExitStack() as stack:
             for model in self.models:
                 stack.enter_context(what_if(model, **changes))
-            self.changes.count += 1
-            try:
-                yield
-            finally:
-                self.changes.count -= 1
+            self.changes.here = True
+            stack.callback(setattr, self.changes, "here", False)
+            yield
 
     def _find(
         self, sources: list[list[int]], config: SearchConfig, wishes: list[Wish], details: bool
@@ -280,7 +278,7 @@ class Engine:
         if config.risk != "none":
             samples = find(self.models, sources, config.model_copy(update={"nbest": config.beams}), wishes)
             return [self._by_risk(each)[: config.nbest] for each in samples]
-        if self.fast is None or self.changes.count or supports(config, wishes):
+        if self.fast is None or self.changes.here or supports(config, wishes):
             return find(self.models, sources, config, wishes)
         return self.fast.find(sources, config, wishes, log_probs=details)
 

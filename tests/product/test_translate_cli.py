@@ -223,7 +223,7 @@ def test_a_shortlist_is_learnt_and_used(taught, expected, tmp_path):
         (["translate", "{model}", "--out", "{tmp}/there"], "add --resume"),
         (["translate", "{model}", "--beam", "0"], "beams"),
         (["translate", "{model}", "--engine", "fast"], "known are auto, torch and ctranslate2"),
-        (["translate", "{model}", "--precision", "half"], "known are auto, float32 and int8"),
+        (["translate", "{model}", "--precision", "half"], "known are auto, float32, bfloat16 and int8"),
         (["translate", "{model}", "--precision", "int8", "--engine", "torch"], "int8 is for the engine ctranslate2"),
         (["shortlist", "{model}"], "name files by --source and --target, or --pairs"),
         (["shortlist", "{model}", "--source", "{tmp}/there"], "there are 1 --source and 0 --target"),
