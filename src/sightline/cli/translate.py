@@ -54,7 +54,7 @@ def translate(
         str, typer.Option(help="auto, float32, or, faster and rounded, int8 (on a CPU) or bfloat16 (on a GPU).")
     ] = "auto",
     shortlist: Annotated[
-        bool, typer.Option("--shortlist", help="Search by what sightline shortlist wrote: faster, fewer words.")
+        bool, typer.Option("--shortlist", help="Choose among fewer words, by what sightline shortlist wrote.")
     ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the best there is.")] = "auto",
 ) -> None:

@@ -38,9 +38,9 @@ from sightline.config import ModelConfig, SearchConfig, StackConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.model.transformer import EncoderDecoder, FeedForward, MultiHeadAttention, Residual, Stack
 from sightline.search.hypothesis import Hypothesis, Wish
-from sightline.search.rules import bounds
+from sightline.search.rules import NEVER, bounds
 from sightline.text.shortlist import Shortlist
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
+from sightline.text.tokenizer import END, START, UNKNOWN, Tokenizer
 
 __all__ = ["SHORTLIST", "CTranslate2Search", "beside", "convert", "save_shortlist", "supports"]
 
@@ -50,8 +50,6 @@ the first line, without a source, stand those that may always come."""
 Precision = Literal["float32", "int8"]
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh", "swish": "SWISH", "swiglu": "SWISH"}
-NEVER = [PAD, START, UNKNOWN]
-"""These are no words."""
 NEARLY_ZERO = 1e-30
 """With a length penalty of 0, CTranslate2 stops by another rule: once the best hypothesis has ended. With this one it
 does not, and all scores are the same."""
