@@ -1,7 +1,8 @@
 """Models and training states on disk. Nothing in them can run code when they are loaded.
 
-A model is a folder with `config.json`, `model.safetensors` and, once there is a vocabulary, `tokenizer.model`. A
-training state is a folder `step-<number>` with `state.safetensors` and `state.json`, there whole or not at all.
+A model is a folder with `config.json`, `model.safetensors` and, once there is a vocabulary, `tokenizer.model` (and
+`source-tokenizer.model`, where sources are cut by other rules). A training state is a folder `step-<number>` with
+`state.safetensors` and `state.json`, there whole or not at all.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from torch import Tensor
 from sightline.config import ModelConfig
 from sightline.errors import CheckpointError, ConfigError
 from sightline.model.transformer import Model, build
-from sightline.text.tokenizer import Tokenizer
+from sightline.text.tokenizer import FILE, SOURCE_FILE, Tokenizer
 
 __all__ = [
     "FORMAT",
@@ -58,7 +59,7 @@ def save_weights(
         "config.json": json.dumps(about, indent=2).encode() + b"\n",
     }
     if tokenizer is not None:
-        files["tokenizer.model"] = tokenizer.model
+        files |= tokenizer.files
     try:
         write_whole(Path(folder), files)
     except OSError as error:
@@ -86,10 +87,11 @@ def write_whole(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
     """The vocabulary of a model."""
-    path = Path(folder) / "tokenizer.model"
+    path, source = Path(folder) / FILE, Path(folder) / SOURCE_FILE
     if not path.exists():
-        raise CheckpointError(f"{folder}: there is no tokenizer.model beside the model.")
-    return Tokenizer.load(path)
+        raise CheckpointError(f"{folder}: there is no {FILE} beside the model.")
+    found = Tokenizer.load(path)
+    return Tokenizer(found.model, str(path), Tokenizer.load(source)) if source.exists() else found
 
 
 def save_state(folder: Path, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:

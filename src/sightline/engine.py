@@ -166,7 +166,7 @@ class Engine:
                 raise InputError(f"{what} for a text of one part, and this one is translated in several.")
             sources += some
             wishes += [Wish(first, banned, wanted)] * len(some)
-        found = iter(self._find(self.tokenizer.encode(sources), config, wishes, details))
+        found = iter(self._find(self.tokenizer.source.encode(sources), config, wishes, details))
         ranked = [_ranks([next(found) if part.text else [] for part in parts]) for parts in pieces]
         answers = [[self._together(parts, each) for each in ranks] for parts, ranks in zip(pieces, ranked, strict=True)]
         if align:
@@ -191,7 +191,7 @@ class Engine:
             said = ""
             if part.text:
                 words = TextStream(self.tokenizer)
-                for token in stream(self.model, self.tokenizer.encode([part.text])[0], config, wish):
+                for token in stream(self.model, self.tokenizer.source.encode([part.text])[0], config, wish):
                     new = words.push(token)
                     said += new
                     yield from [new] if new else []
@@ -203,7 +203,7 @@ class Engine:
 
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[Scored]:
         """How probable each target is as the translation of its source, token by token."""
-        given, wanted = self.tokenizer.encode(sources), self.tokenizer.encode(targets)
+        given, wanted = self.tokenizer.source.encode(sources), self.tokenizer.encode(targets)
         self._check(given, wanted)
         return [
             Scored(sum(log_probs), self.tokenizer.pieces(ids), log_probs)
@@ -226,7 +226,7 @@ class Engine:
             raise InputError(f"position {position} is too far on: the model writes at most {self.room} tokens.")
         if count < 1:
             raise InputError(f"count = {count} alternatives are none; ask for one or more.")
-        (source,), begun = self.tokenizer.encode(some), answer[:position]
+        (source,), begun = self.tokenizer.source.encode(some), answer[:position]
         likely = following(self.models, source, begun, count)
         wishes = [Wish([*begun, token]) for token, _ in likely if token != END]
         longer = iter(self._find([source] * len(wishes), SearchConfig(beams=beam, **options), wishes, details=False))
@@ -244,7 +244,8 @@ class Engine:
 
     def words(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[list[Words], list[Words]]:
         """Given pairs as tokens, with the word that each token belongs to."""
-        given, wanted = (self._cut([(text, text, 0) for text in side]) for side in (sources, targets))
+        given = self._cut(self.tokenizer.source, [(text, text, 0) for text in sources])
+        wanted = self._cut(self.tokenizer, [(text, text, 0) for text in targets])
         self._check([one.ids for one in given], [one.ids for one in wanted])
         return given, wanted
 
@@ -252,14 +253,14 @@ class Engine:
         """Everything that goes on in the model when it writes `target` for `text`, by dotted name; without a target,
         when it writes its own translation. One pass shows every step."""
         target = self.translate(text, **options)[0].text if target is None else target
-        source, answer = self.tokenizer.encode([text, target])
+        (source,), (answer,) = self.tokenizer.source.encode([text]), self.tokenizer.encode([target])
         if max(len(source), len(answer)) > self.room:
             raise InputError(f"only texts of at most {self.room} tokens can be traced.")
         source_ids, target_ids = [*source, END], [START, *answer]
         device = self.model.classifier.weight.device
         with torch.no_grad(), tracing(self.model) as trace:
             self.model(torch.tensor([source_ids], device=device), torch.tensor([target_ids], device=device))
-        trace.tokens = {"source": self.tokenizer.pieces(source_ids), "target": self.tokenizer.pieces(target_ids)}
+        trace.tokens = {"source": self.tokenizer.source.pieces(source_ids), "target": self.tokenizer.pieces(target_ids)}
         return trace.sentence(0)
 
     @contextlib.contextmanager
@@ -302,7 +303,7 @@ class Engine:
         ]
 
     def _lengths(self, texts: Sequence[str]) -> list[int]:
-        return [len(ids) for ids in self.tokenizer.encode(texts)]
+        return [len(ids) for ids in self.tokenizer.source.encode(texts)]
 
     def _words(self, words: Sequence[str]) -> list[list[int]]:
         """Words inside a sentence, as the vocabulary cuts them."""
@@ -348,19 +349,21 @@ class Engine:
                 ]
                 owners += [(i, rank)] * len(parts)
         # What no text is written in (single bytes) becomes more tokens when the answer is read again.
-        read = [Words(one.ids[: self.room], one.words[: self.room]) for one in self._cut(targets)]
+        read = [Words(one.ids[: self.room], one.words[: self.room]) for one in self._cut(self.tokenizer, targets)]
         links: dict[tuple[int, int], set[tuple[int, int]]] = {}
-        for owner, some in zip(owners, align(self.model, self._cut(sources), read, self.heads), strict=True):
+        given_words = self._cut(self.tokenizer.source, sources)
+        for owner, some in zip(owners, align(self.model, given_words, read, self.heads), strict=True):
             links.setdefault(owner, set()).update(some)
         return [
             [one._replace(alignment=sorted(links.get((i, rank), ()))) for rank, one in enumerate(ranks)]
             for i, ranks in enumerate(answers)
         ]
 
-    def _cut(self, parts: Sequence[tuple[str, str, int]]) -> list[Words]:
+    @staticmethod
+    def _cut(tokenizer: Tokenizer, parts: Sequence[tuple[str, str, int]]) -> list[Words]:
         """Parts of texts (the whole text, the part, where it begins) as tokens."""
         texts = [part for _, part, _ in parts]
-        both = zip(parts, self.tokenizer.encode(texts), self.tokenizer.spans(texts), strict=True)
+        both = zip(parts, tokenizer.encode(texts), tokenizer.spans(texts), strict=True)
         return [Words(ids, words_of(text, spans, start)) for (text, _, start), ids, spans in both]
 
 
@@ -398,7 +401,7 @@ def load(
         model = load_model(each, device)
         if not isinstance(model, EncoderDecoder):
             raise InputError(f"{each}: this model is {model.config.architecture} and does not translate.")
-        if tokenizer.model != tokenizers[0].model:
+        if tokenizer.files != tokenizers[0].files:
             raise InputError(f"{each}: its vocabulary is not that of {paths[0]}; models that vote need one in common.")
         models.append(model)
     if precision == "bfloat16":

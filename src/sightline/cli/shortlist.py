@@ -44,7 +44,7 @@ def shortlist(
         rest = iter(texts)
         while some := list(islice(rest, CHUNK)):
             sources, targets = zip(*some, strict=True)
-            yield from zip(tokenizer.encode(sources), tokenizer.encode(targets), strict=True)
+            yield from zip(tokenizer.source.encode(sources), tokenizer.encode(targets), strict=True)
 
     read = (pair for corpus in corpora for pair in read_pairs(corpus))
     found = learn(tokenised(read), tokenizer, often=often, likely=likely)

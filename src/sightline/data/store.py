@@ -291,13 +291,14 @@ def _make_pairs(
     dropout: float,
     reading: int,
 ) -> None:
+    cut = {"source": tokenizer.source, "target": tokenizer}
     for place, corpus in enumerate(corpora):
         read = same = 0
         for number, pairs in enumerate(_chunks(read_pairs(corpus), lambda pair: len(pair[0]) + len(pair[1]))):
             sides = dict(zip(("source", "target"), zip(*pairs, strict=True), strict=True))
             read += len(pairs)
             same += sum(one == other != "" for one, other in pairs)
-            found = {name: _flat(tokenizer, tokenizer.encode(texts)) for name, texts in sides.items()}
+            found = {name: _flat(cut[name], cut[name].encode(texts)) for name, texts in sides.items()}
             verdicts = _verdicts(found["source"][1], found["target"][1], cleaning)
             kept = verdicts == 0
             for name, texts in sides.items():
@@ -305,7 +306,7 @@ def _make_pairs(
                     seed = zlib.crc32(f"{reading} {place} {number} {name}".encode())
                     draft.add(
                         name,
-                        *_flat(tokenizer, _dropped(tokenizer, list(compress(texts, kept)), dropout, seed, cleaning)),
+                        *_flat(cut[name], _dropped(cut[name], list(compress(texts, kept)), dropout, seed, cleaning)),
                     )
                 else:
                     ids, lengths = found[name]
@@ -416,7 +417,8 @@ def _chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list
 
 def _key(question: tuple[Any, ...], corpora: Sequence[Corpus | Text | Dialogue], tokenizer: Tokenizer) -> str:
     digest = hashlib.blake2b(repr((FORMAT, question)).encode(), digest_size=16)
-    digest.update(tokenizer.model)
+    for model in tokenizer.files.values():
+        digest.update(model)
     for corpus in corpora:
         for path in corpus:
             digest.update(f"{type(corpus).__name__} {''.join(path.suffixes)}\0".encode())

@@ -31,7 +31,8 @@ def grammar(model: EncoderDecoder, tokenizer: Tokenizer, split: Split = "test", 
 
 def translations(model: EncoderDecoder, tokenizer: Tokenizer, sources: list[str]) -> list[str]:
     """What the model says, token by token the best."""
-    return [tokenizer.decode(best.ids) for (best, *_) in find(model, tokenizer.encode(sources), SearchConfig(beams=1))]
+    found = find(model, tokenizer.source.encode(sources), SearchConfig(beams=1))
+    return [tokenizer.decode(best.ids) for (best, *_) in found]
 
 
 def _wanted(pair: Pair) -> str | None:

@@ -97,11 +97,13 @@ def convert(
     older one of this kind is replaced."""
     specs, folder, config = _library().specs, Path(folder).absolute(), model.config
     _refuse(config)
-    if tokenizer.size > config.vocab_size:
-        raise InputError(f"a vocabulary of {tokenizer.size} does not fit a model of {config.vocab_size} tokens.")
+    for side, size in ((tokenizer, config.vocab_size), (tokenizer.source, config.source_vocab_size)):
+        if side.size > (size or config.vocab_size):
+            raise InputError(f"a vocabulary of {side.size} does not fit a model of {config.vocab_size} tokens.")
     if not _may_replace(folder):
         raise InputError(f"{folder}: this is there already, and is no converted model; name another folder.")
-    spec = _spec(specs, model, _names(tokenizer, max(config.vocab_size, config.source_vocab_size or 0)))
+    source = _names(tokenizer.source, config.source_vocab_size or config.vocab_size)
+    spec = _spec(specs, model, source, _names(tokenizer, config.vocab_size))
     spec.validate()
     spec.optimize(quantization=quantization)
     draft, old = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.old")
@@ -110,7 +112,8 @@ def convert(
             shutil.rmtree(path, ignore_errors=True)
         draft.mkdir(parents=True)
         spec.save(str(draft))
-        (draft / "tokenizer.model").write_bytes(tokenizer.model)
+        for name, data in tokenizer.files.items():
+            (draft / name).write_bytes(data)
         if folder.exists():
             folder.replace(old)
         draft.replace(folder)
@@ -124,14 +127,19 @@ def convert(
 def save_shortlist(shortlist: Shortlist, tokenizer: Tokenizer, folder: Path | str) -> None:
     """Write a shortlist beside a model. A token with blanks in its name has no place in the format, and is left out."""
     names, path = _names(tokenizer, tokenizer.size), Path(folder) / SHORTLIST
-    plain = [name.split() == [name] for name in names]
+    plain = [_plain(name) for name in names]
     rows = [("", shortlist.always.tolist())]
-    rows += [(name, shortlist.of(i)) for i, name in enumerate(names) if plain[i] and shortlist.of(i)]
+    sources = enumerate(_names(tokenizer.source, tokenizer.source.size))
+    rows += [(name, shortlist.of(i)) for i, name in sources if _plain(name) and shortlist.of(i)]
     text = "".join(f"{name}\t{' '.join(names[i] for i in allowed if plain[i])}\n" for name, allowed in rows)
     try:
         write_whole(path.parent, {path.name: text.encode()})
     except OSError as error:
         raise CheckpointError(f"{path}: the shortlist cannot be written: {error.strerror}.") from None
+
+
+def _plain(name: str) -> bool:
+    return name.split() == [name]
 
 
 def _may_replace(folder: Path) -> bool:
@@ -156,7 +164,7 @@ def _refuse(config: ModelConfig) -> None:
         )
 
 
-def _spec(specs: Any, model: EncoderDecoder, names: list[str]) -> Any:
+def _spec(specs: Any, model: EncoderDecoder, source: list[str], names: list[str]) -> Any:
     """All there is to a model, in CTranslate2's words."""
     config, kinds = model.config, specs.transformer_spec
     activation = getattr(specs.Activation, ACTIVATIONS[config.activation])
@@ -170,8 +178,8 @@ def _spec(specs: Any, model: EncoderDecoder, names: list[str]) -> Any:
     for theirs, layer in zip(spec.decoder.layer, model.decoder.layers, strict=True):
         cross = layer.cross_attention
         _attention(theirs.attention, [cross.query, cross.key_value], cross, layer.cross_attention_residual)
-    spec.register_source_vocabulary(names[: config.source_vocab_size or config.vocab_size])
-    spec.register_target_vocabulary(names[: config.vocab_size])
+    spec.register_source_vocabulary(source)
+    spec.register_target_vocabulary(names)
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = names[UNKNOWN], names[START], names[END]
     spec.config.decoder_start_token = names[START]
     spec.config.layer_norm_epsilon = config.norm_epsilon
@@ -243,7 +251,7 @@ def _array(weight: Tensor) -> NDArray[np.float32]:
 def _names(tokenizer: Tokenizer, size: int) -> list[str]:
     """A name for every id, each another: GPT-2 has one piece for start and end, and models have ids without a piece."""
     names: dict[str, None] = {}
-    for i, piece in enumerate([*tokenizer.pieces(range(tokenizer.size)), *[""] * (size - tokenizer.size)]):
+    for i, piece in enumerate([*tokenizer.all_pieces(), *[""] * (size - tokenizer.size)]):
         names[_new(piece or f"<{i}>", names)] = None
     return list(names)
 

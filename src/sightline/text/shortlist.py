@@ -71,17 +71,23 @@ def learn(pairs: Iterable[Pair], tokenizer: Tokenizer, *, often: int | None = No
     order = np.lexsort((-chances, source))
     rank = np.arange(len(keys)) - np.searchsorted(source, source)
     kept = keys[order[rank < likely]]
-    itself = np.flatnonzero(~always) * (size + 1)  # each source token beside the same target
-    kept = np.concatenate([kept, np.setdiff1d(itself, kept)])
+    kept = np.concatenate([kept, np.setdiff1d(_itself(tokenizer, always), kept)])
     kept = kept[np.argsort(kept // size, kind="stable")]
-    starts = np.searchsorted(kept // size, np.arange(size + 1))
+    starts = np.searchsorted(kept // size, np.arange(tokenizer.source.size + 1))
     found = Shortlist(np.flatnonzero(always), starts, kept % size, 1.0)
     return found._replace(coverage=_coverage(found, held, size))
 
 
+def _itself(tokenizer: Tokenizer, always: NDArray[np.bool_]) -> Ids:
+    """Each source token beside the same target (source * size + target), where that may not come always."""
+    targets = {piece: i for i, piece in enumerate(tokenizer.all_pieces()) if not always[i]}
+    sources = enumerate(tokenizer.source.all_pieces())
+    return np.array([i * len(always) + targets[piece] for i, piece in sources if piece in targets], np.int64)
+
+
 def _spelling(tokenizer: Tokenizer, counts: Ids) -> NDArray[np.bool_]:
     """What any word can be written with: the bytes of a vocabulary, or else the letters that were met."""
-    pieces = tokenizer.pieces(range(tokenizer.size))
+    pieces = tokenizer.all_pieces()
     is_byte = np.array([len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">") for piece in pieces])
     return is_byte if is_byte.any() else np.array([len(piece.strip("▁Ġ#")) <= 1 for piece in pieces]) & (counts > 0)
 

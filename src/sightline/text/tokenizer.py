@@ -1,17 +1,19 @@
 """Sub-word tokens: raw text goes in, raw text comes out; nobody tokenises by hand.
 
 Our own vocabularies are sentencepiece's: one serves source and target, and letters it has never seen are written as
-bytes, so nothing is unknown. Those of BERT (WordPiece) and GPT-2 (byte-level BPE) are read as well. Whatever a
+bytes, so nothing is unknown. Those of BERT (WordPiece) and GPT-2 (byte-level BPE) are read as well, and those of
+Marian's translators, where sentencepiece cuts a text and a list says which piece has which number. Whatever a
 vocabulary's own numbers are, ours begin with the same four special tokens; its other entries follow in its own order.
 """
 
+import base64
 import io
 import json
 import random
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import sentencepiece
 import tokenizers
@@ -23,6 +25,7 @@ __all__ = ["END", "PAD", "START", "UNKNOWN", "Tokenizer", "suggest_vocab_size"]
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3
 NAMES = "<pad>", "<s>", "</s>", "<unk>"  # where a vocabulary has none of its own
+FILE, SOURCE_FILE = "tokenizer.model", "source-tokenizer.model"
 
 SAMPLE_LINES = 1_000_000
 SAMPLE_TEXT = 100_000_000  # characters
@@ -53,14 +56,16 @@ class Vocabulary(Protocol):
 
 
 class Tokenizer:
-    """Raw text to ids, and back."""
+    """Raw text to ids, and back. Where a translator cuts its sources by other rules than its targets, this is for
+    targets, and `source` for sources."""
 
-    def __init__(self, model: bytes, where: str = "the tokenizer") -> None:
+    def __init__(self, model: bytes, where: str = "the tokenizer", source: "Tokenizer | None" = None) -> None:
         self._where = where
         self.model = model
-        """All there is to a tokenizer: `Tokenizer(model)` is the same one again."""
-        is_json = model.lstrip().startswith(b"{")
-        self._vocabulary: Vocabulary = HuggingFace(model, where) if is_json else SentencePiece(model, where)
+        """All there is to one side: `Tokenizer(model)` is the same one again."""
+        self.source = self if source is None else source
+        """The tokenizer of sources; most often this one."""
+        self._vocabulary = _vocabulary(model, where)
         special = self._vocabulary.special
         self.own_ids = [*special, *(i for i in self._vocabulary.ids if i not in special)]
         """For each id here the vocabulary's own, as weights trained elsewhere have it; -1 where it has none."""
@@ -103,6 +108,13 @@ class Tokenizer:
         return cls(model.getvalue())
 
     @classmethod
+    def of_pieces(cls, pieces: Sequence[str], sentencepiece_model: bytes, where: str = "the tokenizer") -> "Tokenizer":
+        """One where a sentencepiece model cuts the text, and the place of a piece in a list is its number. A piece that
+        is not in the list is unknown."""
+        model = {"pieces": list(pieces), "sentencepiece": base64.b64encode(sentencepiece_model).decode()}
+        return cls(json.dumps(model, ensure_ascii=False).encode(), where)
+
+    @classmethod
     def load(cls, path: Path | str) -> "Tokenizer":
         """Read a vocabulary: a sentencepiece model; Hugging Face's `tokenizer.json`; BERT's `vocab.txt`; GPT-2's
         `vocab.json` with its `merges.txt` beside it; or a folder that has one of the last three."""
@@ -117,6 +129,17 @@ class Tokenizer:
             return cls(path.read_bytes(), str(path))
         except OSError as error:
             raise InputError(f"{error.filename or path}: cannot be read: {error.strerror}.") from None
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """What a model's folder has of it."""
+        source = {} if self.source is self else {SOURCE_FILE: self.source.model}
+        return {FILE: self.model, **source}
+
+    @property
+    def joint(self) -> bool:
+        """Whether sources and targets have the same numbers for the same pieces."""
+        return self.source is self or self.source.all_pieces() == self.all_pieces()
 
     @property
     def size(self) -> int:
@@ -152,6 +175,10 @@ class Tokenizer:
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """How each id is written in the vocabulary; ▁ (in byte-level BPE Ġ) stands for a space."""
         return [self._vocabulary.piece(self.own_ids[i]) if self.own_ids[i] >= 0 else NAMES[i] for i in map(int, ids)]
+
+    def all_pieces(self) -> list[str]:
+        """Those of the whole vocabulary."""
+        return self.pieces(range(self.size))
 
 
 def suggest_vocab_size(sentences: int) -> int:
@@ -236,6 +263,60 @@ class HuggingFace:
 
     def piece(self, own: int) -> str:
         return str(self._tokenizer.id_to_token(own))
+
+
+class ListedPieces:
+    """Pieces that sentencepiece cuts, by their places in a list."""
+
+    def __init__(self, model: dict[str, Any], where: str) -> None:
+        try:
+            processor = SentencePiece(base64.b64decode(model["sentencepiece"], validate=True), where)._processor
+            self._pieces = [str(piece) for piece in model["pieces"]]
+        except (KeyError, TypeError, ValueError):
+            raise InputError(f"{where}: this is no vocabulary of listed pieces.") from None
+        self._processor, self.ids = processor, range(len(self._pieces))
+        self._own = {piece: i for i, piece in enumerate(self._pieces)}
+        pad, start, end, unknown = (self._own.get(name, -1) for name in NAMES)
+        if end < 0 or unknown < 0:
+            raise InputError(f"{where}: the vocabulary has no entry {NAMES[END] if end < 0 else NAMES[UNKNOWN]}.")
+        self.special = Special(self._own.get("<blank>", -1) if pad < 0 else pad, start, end, unknown)
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        codes = [self._code(text) for text in texts]
+        rest = [text[len(code) :] for text, code in zip(texts, codes, strict=True)]
+        found = self._processor.Encode(rest, out_type=str, num_threads=1 if len(texts) < FEW else -1)
+        every = ([code, *pieces] if code else pieces for code, pieces in zip(codes, found, strict=True))
+        return [[self._own.get(piece, self.special.unknown) for piece in pieces] for pieces in every]
+
+    def spans(self, texts: list[str]) -> list[list[tuple[int, int]]]:
+        found = []
+        for text in texts:
+            begin = len(self._code(text))
+            (rest,) = self._processor.Encode([text[begin:]], return_type="offset_mapping")
+            spans = [(begin + first, begin + last) for first, last in rest["offsets"]]
+            found.append([(0, begin), *spans] if begin else spans)
+        return found
+
+    def _code(self, text: str) -> str:
+        """What many translators are told their language by, >>fra<< before the text, if it is there and known."""
+        code = text[: text.find("<<") + 2] if text.startswith(">>") else ""
+        return code if code in self._own else ""
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._processor.DecodePieces(list(map(self.piece, ids))))
+
+    def piece(self, own: int) -> str:
+        return self._pieces[own]
+
+
+def _vocabulary(model: bytes, where: str) -> Vocabulary:
+    if not model.lstrip().startswith(b"{"):
+        return SentencePiece(model, where)
+    try:
+        about = json.loads(model)
+    except ValueError:
+        about = {}
+    return ListedPieces(about, where) if "sentencepiece" in about else HuggingFace(model, where)
 
 
 def _in_folder(folder: Path) -> Path:

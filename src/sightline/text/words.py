@@ -12,6 +12,7 @@ def words_of(text: str, spans: Sequence[tuple[int, int]], start: int = 0) -> lis
     """The word (0, 1, ...) of each token, by the spans of the tokens in the part of the text that begins at `start`.
 
     It is the word of the token's first letter; of a token that is white space alone, the word after it, or the last.
+    Where there is no other word, white space is one, if it has tokens at all (the separators of ASCII may).
     """
     numbers: list[int] = []  # of each character of the text
     for number, word in enumerate(WORD.finditer(text)):
@@ -20,5 +21,5 @@ def words_of(text: str, spans: Sequence[tuple[int, int]], start: int = 0) -> lis
     for begin, end in spans:
         first = WORD.search(text, start + begin, max(start + end, start + begin + 1))
         place = first.start() if first else start + begin
-        found.append(numbers[min(place, len(numbers) - 1)])
+        found.append(numbers[min(place, len(numbers) - 1)] if numbers else 0)
     return found

@@ -200,7 +200,8 @@ def _vocabulary(
 
 def _fit(config: Config, tokenizer: Tokenizer) -> Config:
     """The model's vocabulary is the tokenizer's."""
-    model = config.model.model_copy(update={"vocab_size": tokenizer.size, "source_vocab_size": None})
+    source = None if tokenizer.joint else tokenizer.source.size
+    model = config.model.model_copy(update={"vocab_size": tokenizer.size, "source_vocab_size": source})
     return config.model_copy(update={"model": model})
 
 
@@ -247,7 +248,7 @@ def _validation(
         held, rest = _hold_out(train, config.train.seed)
         note(f"no validation text: {len(held):,} of the training text are held out to test on")
         pairs = (
-            [(tokenizer.decode(train.source[i]), tokenizer.decode(train.target[i])) for i in held]
+            [(tokenizer.source.decode(train.source[i]), tokenizer.decode(train.target[i])) for i in held]
             if train.source
             else []
         )
@@ -299,7 +300,7 @@ def _write(folder: Path, request: Request, config: Config, tokenizer: Tokenizer,
     if store.source is not None:
         about["usual_length"] = _usual_length(store, tokenizer)
     # In this order: where there is a run.json, there is all that it needs.
-    files = {"tokenizer.model": tokenizer.model, "run.json": json.dumps(about, indent=2).encode() + b"\n"}
+    files = {**tokenizer.files, "run.json": json.dumps(about, indent=2).encode() + b"\n"}
     try:
         write_whole(folder, files)
     except OSError as error:
@@ -311,7 +312,7 @@ def _usual_length(store: Store, tokenizer: Tokenizer) -> int:
     sources here are single sentences."""
     assert store.source is not None  # noqa: S101 - who asks has seen it
     some = range(0, len(store), max(1, len(store) // 1000))
-    texts = [tokenizer.decode(store.source[i]) for i in some]
+    texts = [tokenizer.source.decode(store.source[i]) for i in some]
     several = [len(split(text, lambda texts: [len(text) for text in texts], 10**9, 1)) > 1 for text in texts]
     return int(np.quantile(store.source.lengths, 0.99)) if np.mean(several) > 0.02 else 1
 

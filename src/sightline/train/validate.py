@@ -58,7 +58,7 @@ class Validation:
             longest = max(longest, int(store.source.lengths.max()) + 1)
         self.feed = Feed([store], budget=max(budget, longest), seed=0, masked=masked, only=only)
         self.tokenizer, self.score, self.pairs, self.beams = tokenizer, score, pairs, beams
-        self.sources = tokenizer.encode([source for source, _ in pairs])
+        self.sources = tokenizer.source.encode([source for source, _ in pairs])
 
     @torch.no_grad()
     def __call__(self, model: Model, *, bfloat16: bool, translate: bool = True) -> Result:

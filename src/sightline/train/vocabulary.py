@@ -13,14 +13,14 @@ __all__ = ["with_vocabulary"]
 def with_vocabulary(model: Model, old: Tokenizer, new: Tokenizer) -> Model:
     """The same model for another tokenizer. The row of a token that both know is kept; a new token begins with the mean
     of the rows by which the old tokenizer writes it."""
-    if old.model == new.model:
+    if old.files == new.files:
         return model
-    if model.config.source_vocab_size not in (None, model.config.vocab_size):
+    if old.source is not old:
         raise InputError("a model with two vocabularies cannot take a new one; train it with the ones it has.")
     changed = build(model.config.model_copy(update={"vocab_size": new.size, "source_vocab_size": None}))
-    known = {piece: i for i, piece in enumerate(old.pieces(range(old.size)))}
+    known = {piece: i for i, piece in enumerate(old.all_pieces())}
     rows = []
-    for piece in new.pieces(range(new.size)):
+    for piece in new.all_pieces():
         if piece in known:
             rows.append([known[piece]])
         else:
