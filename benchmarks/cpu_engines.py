@@ -13,7 +13,6 @@ ctranslate2). The result goes to benchmarks/results/.
 import argparse
 import importlib
 import itertools
-import json
 import logging
 import tempfile
 import time
@@ -22,76 +21,49 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import sentencepiece
-import tokenizers
 import torch
 from common import keep, where
 from sacrebleu.metrics.bleu import BLEU
-from tokenizers import decoders, models, normalizers, pre_tokenizers
-from transformers import MarianMTModel
 
 import sightline
 from sightline.checkpoint import save_model
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
 from sightline.interop.ctranslate2 import save_shortlist
-from sightline.interop.hugging_face import from_hugging_face, renumbered
+from sightline.interop.hugging_face_files import read_hugging_face
 from sightline.text.shortlist import learn
 from sightline.text.tokenizer import PAD, START, UNKNOWN, Tokenizer
 
 System = Callable[[Sequence[str], int], list[str]]
-NEVER = -1e6
-"""The score of a piece that the source is never cut into: below all others."""
 
 
 def imported(marian: Path, folder: Path) -> Tokenizer:
-    """Write a Marian translator as one of ours, and its vocabulary as it cuts a source."""
-    pieces = json.loads((marian / "vocab.json").read_text("utf-8"))
-    source: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2").ModelProto()
-    source.ParseFromString((marian / "source.spm").read_bytes())
-    scores = {piece.piece: piece.score for piece in source.pieces}
-    entries = [(piece, scores.get(piece, NEVER)) for piece in sorted(pieces, key=pieces.__getitem__)]
-    vocabulary: Any = tokenizers.Tokenizer(models.Unigram(entries, pieces["<unk>"]))
-    blanks = normalizers.Replace(tokenizers.Regex(" {2,}"), " ")
-    map_ = normalizers.Precompiled(source.normalizer_spec.precompiled_charsmap)
-    vocabulary.normalizer = normalizers.Sequence([map_, blanks, normalizers.Strip()])
-    vocabulary.pre_tokenizer, vocabulary.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    tokenizer = Tokenizer(vocabulary.to_str().encode())
-    theirs: Any = MarianMTModel.from_pretrained(marian)
-    pad = theirs.config.pad_token_id  # with which its answers begin
-    model: Any = from_hugging_face(theirs)
-    ours: Any = renumbered(model, [pad if own < 0 else own for own in tokenizer.own_ids])
+    """Write a Marian translator as one of ours."""
+    ours: Any
+    ours, tokenizer = read_hugging_face(marian)
     with torch.no_grad():
-        ours.classifier.bias[[PAD, START, UNKNOWN]] = -1e4  # as its own search forbids them
+        ours.classifier.bias[[PAD, UNKNOWN]] = ours.classifier.bias[START]  # as every search forbids them
     save_model(ours, folder, tokenizer)
     (folder / "run.json").write_text('{"usual_length": 250}')  # so that no text is split, which CTranslate2 does not do
     return tokenizer
 
 
-def tokenised(
-    files: Sequence[Path], tokenizer: Tokenizer, marian: Path
-) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    """Pairs as ids. Marian cuts a target by other rules than a source."""
-    target = sentencepiece.SentencePieceProcessor()
-    target.Load(str(marian / "target.spm"))
-    ids = {piece: i for i, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
+def tokenised(files: Sequence[Path], tokenizer: Tokenizer) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Pairs as ids."""
     pairs = itertools.chain.from_iterable(read_pairs(Table(path)) for path in files)
     while some := list(itertools.islice(pairs, 10_000)):
         sources, targets = zip(*some, strict=True)
-        cut = target.Encode(list(targets), out_type=str)
-        yield from zip(
-            tokenizer.encode(sources), ([ids.get(x, UNKNOWN) for x in pieces] for pieces in cut), strict=True
-        )
+        yield from zip(tokenizer.source.encode(sources), tokenizer.encode(targets), strict=True)
 
 
 def direct(folder: Path, precision: str, tokenizer: Tokenizer) -> System:
     """As CTranslate2 is used by itself: tokens in, tokens out, long inputs in batches by length."""
     library: Any = importlib.import_module("ctranslate2")
     translator = library.Translator(str(folder), compute_type=precision, intra_threads=torch.get_num_threads())
-    ids = {piece: i for i, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
+    ids = {piece: i for i, piece in enumerate(tokenizer.all_pieces())}
 
     def system(texts: Sequence[str], beams: int) -> list[str]:
-        sources = [[*tokenizer.pieces(source), "</s>"] for source in tokenizer.encode(texts)]
+        sources = [[*tokenizer.source.pieces(source), "</s>"] for source in tokenizer.source.encode(texts)]
         results = translator.translate_batch(sources, beam_size=beams, max_batch_size=2048, batch_type="tokens")
         return [tokenizer.decode([ids[piece] for piece in result.hypotheses[0]]) for result in results]
 
@@ -127,7 +99,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "model"
         tokenizer = imported(options.model, folder)
-        pairs = tokenised(options.learn, tokenizer, options.model)
+        pairs = tokenised(options.learn, tokenizer)
         began = time.perf_counter()
         shortlist = learn(pairs, tokenizer, often=options.often, likely=options.likely)
         save_shortlist(shortlist, tokenizer, folder)

@@ -21,29 +21,20 @@ from typing import Any, NamedTuple
 import torch
 from common import keep, where
 from sacrebleu.metrics.bleu import BLEU
-from transformers import MarianMTModel, MarianTokenizer
+from transformers import MarianMTModel
 
 from sightline.checkpoint import load_model, load_tokenizer
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
 from sightline.interop.ctranslate2 import CTranslate2Search, convert
-from sightline.interop.hugging_face import from_hugging_face, renumbered, to_hugging_face
+from sightline.interop.hugging_face import to_hugging_face
+from sightline.interop.hugging_face_files import read_hugging_face
 from sightline.model.kernels import for_few_rows
 from sightline.search.find import find
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN
+from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 
 Answers = list[list[int]]
 System = Callable[[Sequence[list[int]], int], Answers]
-
-
-class Numbers:
-    """As much of a tokenizer as a conversion needs: a name for every id."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.model = size, b""
-
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        return ["<pad>", "<s>", "</s>", "<unk>", *map(str, ids[4:])]
 
 
 class Translator(NamedTuple):
@@ -53,8 +44,7 @@ class Translator(NamedTuple):
     theirs: Any
     own: list[int]
     """Their id for each of ours."""
-    encode: Callable[[list[str]], list[list[int]]]
-    decode: Callable[[list[int]], str]
+    words: Tokenizer
 
 
 def opened(folder: Path) -> Translator:
@@ -62,24 +52,14 @@ def opened(folder: Path) -> Translator:
     if (folder / "run.json").exists():
         mine: Any = load_model(folder)
         words = load_tokenizer(folder)
-        return Translator(mine, to_hugging_face(mine), list(range(words.size)), words.encode, words.decode)
-    theirs: Any = MarianMTModel.from_pretrained(folder)
-    tokenizer = MarianTokenizer.from_pretrained(folder)
-    pad, end, unknown = theirs.config.pad_token_id, theirs.config.eos_token_id, 1
-    own = [pad, pad, end, unknown, *(i for i in range(theirs.config.vocab_size) if i not in (pad, end, unknown))]
-    ids: dict[int, int] = {old: new for new, old in reversed(list(enumerate(own)))}
-    imported: Any = from_hugging_face(theirs)
-    ours = renumbered(imported, own)
+        return Translator(mine, to_hugging_face(mine), list(range(words.size)), words)
+    ours: Any
+    ours, words = read_hugging_face(folder)
     with torch.no_grad():
-        ours.classifier.bias[[PAD, START, UNKNOWN]] = -1e4  # as its own search forbids them
-
-    def encode(texts: list[str]) -> list[list[int]]:
-        return [[ids[i] for i in row[:-1]] for row in tokenizer(texts)["input_ids"]]
-
-    def decode(answer: list[int]) -> str:
-        return str(tokenizer.decode([own[i] for i in answer], skip_special_tokens=True))
-
-    return Translator(ours, theirs.eval(), own, encode, decode)
+        ours.classifier.bias[[PAD, UNKNOWN]] = ours.classifier.bias[START]  # as every search forbids them
+    theirs: Any = MarianMTModel.from_pretrained(folder)
+    start = theirs.config.decoder_start_token_id
+    return Translator(ours, theirs.eval(), [start if i < 0 else i for i in words.own_ids], words)
 
 
 def systems(model: Translator, device: str, dtype: torch.dtype) -> dict[str, System]:
@@ -89,7 +69,7 @@ def systems(model: Translator, device: str, dtype: torch.dtype) -> dict[str, Sys
     ids = {old: new for new, old in reversed(list(enumerate(own)))}
     if device == "cpu":
         with tempfile.TemporaryDirectory() as beside:
-            convert(ours, Numbers(len(own)), Path(beside) / "model")  # type: ignore[arg-type]
+            convert(ours, model.words, Path(beside) / "model")
             fast = CTranslate2Search(Path(beside) / "model", threads=torch.get_num_threads())
         for_few_rows(ours)
     ours = ours.to(device)
@@ -142,7 +122,7 @@ def main() -> None:
     model = opened(options.model)
     named = systems(model, device, getattr(torch, precision))
     pairs = list(itertools.islice(read_pairs(Table(options.pairs)), options.sentences))
-    given = model.encode([source for source, _ in pairs])
+    given = model.words.source.encode([source for source, _ in pairs])
     rows = []
     for beams, size in itertools.product(options.beams, batches):
         sources = given[: options.few if size == 1 else None]
@@ -165,7 +145,7 @@ def main() -> None:
                 "tokens/s": round(sum(len(ids) + 1 for ids in mine) / seconds, 1),
                 "speed of Sightline against it": round(seconds / best["Sightline"], 2),
                 "same answers as Sightline": sum(a == b for a, b in zip(mine, answers["Sightline"], strict=True)),
-                "bleu": round(BLEU().corpus_score([model.decode(ids) for ids in mine], [references]).score, 2),
+                "bleu": round(BLEU().corpus_score([model.words.decode(ids) for ids in mine], [references]).score, 2),
             }
             rows.append(row)
             print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)

@@ -43,9 +43,10 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if (options.model / "run.json").exists():
         loaded: Any = load_model(options.model)
-        encode: Any = load_tokenizer(options.model).encode
+        encode: Any = load_tokenizer(options.model).source.encode
     else:
-        loaded, _, _, encode, _ = opened(options.model)
+        loaded, _, _, words = opened(options.model)
+        encode = words.source.encode
     ours = loaded.to(device).eval()
     if device == "cpu":
         for_few_rows(ours)

@@ -1,22 +1,24 @@
 """Models of Hugging Face `transformers` as Sightline models, and back: the same numbers, in our words.
 
-Marian (the paper's encoder-decoder, which OPUS-MT ships), BERT and GPT-2. A configuration that means something we do
-not compute is refused by name rather than half understood.
+Marian (the paper's encoder-decoder, which OPUS-MT ships), Pegasus (the same with norms before the sub-layers), BERT and
+GPT-2. A configuration that means something we do not compute is refused by name rather than half understood, and so is
+a weight that no part of the model would have.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sightline.checkpoint import fill
 from sightline.config import ModelConfig, PositionsConfig, StackConfig
-from sightline.errors import ConfigError
+from sightline.errors import CheckpointError, ConfigError
 from sightline.model.transformer import EncoderDecoder, Model, build
 from sightline.text.tokenizer import END, PAD, START
 
-__all__ = ["from_hugging_face", "renumbered", "to_hugging_face"]
+__all__ = ["converted", "from_hugging_face", "in_halves", "to_hugging_face"]
 
 Weights = dict[str, Tensor]
 
@@ -28,50 +30,120 @@ ACTIVATIONS = {
     "swish": "swish",
     "silu": "swish",
 }
+SEQ2SEQ = {
+    "activation_function": "gelu",
+    "d_model": 1024,
+    "encoder_layers": 12,
+    "encoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "decoder_layers": 12,
+    "decoder_attention_heads": 16,
+    "decoder_ffn_dim": 4096,
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "max_position_embeddings": 1024,
+    "scale_embedding": False,
+    "tie_word_embeddings": True,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "marian": {
+        **SEQ2SEQ,
+        "vocab_size": 58101,
+        "decoder_vocab_size": None,
+        "share_encoder_decoder_embeddings": True,
+        "pad_token_id": 58100,
+        "eos_token_id": 0,
+        "decoder_start_token_id": 58100,
+    },
+    "pegasus": {**SEQ2SEQ, "vocab_size": 50265, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
+    "bert": {
+        "vocab_size": 30522,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "tie_word_embeddings": True,
+    },
+    "gpt2": {
+        "vocab_size": 50257,
+        "n_positions": 1024,
+        "n_embd": 768,
+        "n_layer": 12,
+        "n_head": 12,
+        "n_inner": None,
+        "activation_function": "gelu_new",
+        "resid_pdrop": 0.1,
+        "attn_pdrop": 0.1,
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+    },
+}
+"""What a field of each kind of model means where its configuration leaves it out; those that we need."""
 
 
 def from_hugging_face(model: Any) -> Model:
-    """A Sightline model with the weights of a `MarianMTModel`, a `BertForMaskedLM` or a `GPT2LMHeadModel`."""
+    """A Sightline model with the weights of a `MarianMTModel`, a `BertForMaskedLM`, a `GPT2LMHeadModel`, ..."""
+    return converted(model.config.to_dict(), dict(model.state_dict()), type(model).__name__)
+
+
+def converted(config: Mapping[str, Any], theirs: Weights, where: str) -> Model:
+    """The model of a configuration and its weights, as Hugging Face has them in files. Of weights that are tied, one is
+    enough."""
     converters: dict[str, Callable[[Any, Weights], tuple[ModelConfig, Weights]]]
-    converters = {"marian": _marian, "bert": _bert, "gpt2": _gpt2}
-    kind = model.config.model_type
+    converters = {"marian": _marian, "pegasus": _marian, "bert": _bert, "gpt2": _gpt2}
+    kind = config.get("model_type")
     if kind not in converters:
         raise ConfigError(f"model_type = {kind!r} cannot be imported; known are {', '.join(converters)}.")
-    config, weights = converters[kind](model.config, dict(model.state_dict()))
-    ours = build(config)
-    fill(ours, weights, type(model).__name__)
-    return ours.eval()
-
-
-def renumbered(model: EncoderDecoder, own: Sequence[int]) -> EncoderDecoder:
-    """The same model with other numbers for its tokens: `own` has, for each new one, the number it had. A number may
-    come twice (Marian begins with padding: it is START as well as PAD)."""
-    config = model.config.model_copy(update={"vocab_size": len(own), "source_vocab_size": None})
-    ours, order = EncoderDecoder(config), torch.tensor(own)
-    weights = dict(model.state_dict())
-    for name in ("encoder.embedding.tokens.weight", "decoder.embedding.tokens.weight", "classifier.weight"):
-        weights[name] = weights[name][order]
-    if "classifier.bias" in weights:
-        weights["classifier.bias"] = weights["classifier.bias"][order]
-    ours.load_state_dict(weights)
-    return ours.eval()
+    fields, left = SimpleNamespace(**{**DEFAULTS[kind], **config}), dict(theirs)
+    try:
+        ours, weights = converters[kind](fields, left)
+    except KeyError as error:
+        raise CheckpointError(f"{where}: the weights lack {error.args[0]!r}.") from None
+    except (TypeError, RuntimeError, AttributeError):  # a field that is no number, parts that cannot be stacked
+        raise CheckpointError(f"{where}: the weights do not fit the configuration.") from None
+    if left:
+        raise CheckpointError(f"{where}: the weights have an unknown {min(left)!r} and do not fit the configuration.")
+    model = build(ours)
+    fill(model, weights, where)
+    return model.eval()
 
 
 def _marian(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
+    pre = config.model_type == "pegasus"
+    refused = {"normalize_before": False, "normalize_embedding": False, "add_final_layer_norm": False}
+    _refuse(config, **{} if pre else {**refused, "static_position_embeddings": True})
+    shared = pre or config.share_encoder_decoder_embeddings
+    tied = "none" if not config.tie_word_embeddings else "all" if shared else "target"
     ours: Weights = {}
-    tied = "all" if config.share_encoder_decoder_embeddings else "target" if config.tie_word_embeddings else "none"
+    common = theirs.pop("model.shared.weight", None)
     for side in ("encoder", "decoder"):
-        if side == "encoder" or tied != "all":
-            ours[f"{side}.embedding.tokens.weight"] = theirs[f"model.{side}.embed_tokens.weight"]
-    for there, here in _marian_names(config.encoder_layers, config.decoder_layers):
-        _stack(ours, theirs, there, here)
+        theirs.pop(f"model.{side}.embed_positions.weight", None)  # sinusoids, which we compute
+        weight = theirs.pop(f"model.{side}.embed_tokens.weight", common if shared else None)
+        if weight is None:
+            raise KeyError(f"model.{side}.embed_tokens.weight")
+        ours[f"{side}.embedding.tokens.weight"] = weight
+    rows = ours["decoder.embedding.tokens.weight"]
+    classifier = theirs.pop("lm_head.weight", rows if tied != "none" else None)
+    if classifier is None:
+        raise KeyError("lm_head.weight")
     if tied == "none":
-        ours["classifier.weight"] = theirs["lm_head.weight"]
-    ours["classifier.bias"] = theirs["final_logits_bias"][0]
+        ours["classifier.weight"] = classifier
+    if tied == "all":
+        del ours["decoder.embedding.tokens.weight"]
+    ours["classifier.bias"] = theirs.pop("final_logits_bias", torch.zeros(1, len(rows)))[0]
+    for there, here in _marian_names(config.encoder_layers, config.decoder_layers, pre):
+        _stack(ours, theirs, there, here)
     return ModelConfig(
         architecture="encoder-decoder",
-        vocab_size=len(theirs["lm_head.weight"]),
-        source_vocab_size=config.vocab_size,
+        vocab_size=len(rows),
+        source_vocab_size=config.vocab_size if tied != "all" else None,
         tie=tied,
         d_model=config.d_model,
         encoder=StackConfig(
@@ -82,6 +154,7 @@ def _marian(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
         ),
         positions=PositionsConfig(kind="halves", max_length=max(config.max_position_embeddings, 4096)),
         activation=_activation(config.activation_function, "activation_function"),
+        norm="pre" if pre else "post",
         scale_embedding=config.scale_embedding,
         attention_bias=True,
         classifier_bias=True,
@@ -91,8 +164,8 @@ def _marian(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
     ), ours
 
 
-def _marian_names(encoder: int, decoder: int) -> Iterator[tuple[list[str], str]]:
-    """What Marian calls the modules that are one of ours, for so many layers."""
+def _marian_names(encoder: int, decoder: int, pre: bool) -> Iterator[tuple[list[str], str]]:
+    """What Marian calls the modules that are one of ours, for so many layers; `pre`: what Pegasus does."""
     for side, layers in (("encoder", encoder), ("decoder", decoder)):
         for there, here in ((f"model.{side}.layers.{i}", f"{side}.layers.{i}") for i in range(layers)):
             yield [f"{there}.self_attn.{x}_proj" for x in "qkv"], f"{here}.self_attention.query_key_value"
@@ -106,26 +179,33 @@ def _marian_names(encoder: int, decoder: int) -> Iterator[tuple[list[str], str]]
             yield [f"{there}.fc1"], f"{here}.feed_forward.inner"
             yield [f"{there}.fc2"], f"{here}.feed_forward.outer"
             yield [f"{there}.final_layer_norm"], f"{here}.feed_forward_residual.norm"
+        if pre:
+            yield [f"model.{side}.layer_norm"], f"{side}.norm"
 
 
-def to_hugging_face(model: EncoderDecoder) -> Any:
-    """A `MarianMTModel` with the weights of a Sightline model, as far as Marian computes what it does: post-norm, one
-    vocabulary, sinusoids in halves. Biases that it does not have are zeros."""
-    from transformers import MarianConfig, MarianMTModel  # noqa: PLC0415 - only this needs it
+def to_hugging_face(model: EncoderDecoder, *, pad: int = PAD, start: int = START, end: int = END) -> Any:
+    """A `MarianMTModel` with the weights of a Sightline model, or a `PegasusForConditionalGeneration` where its norms
+    come first, as far as these compute what it does. Biases that it does not have are zeros. The numbers are those of
+    the special tokens."""
+    import transformers  # noqa: PLC0415 - only this needs it
 
+    if model.config.positions.kind == "interleaved":
+        model = in_halves(model)
     config, ours = model.config, dict(model.state_dict())
-    known = {"norm": "post", "tie": "all", "embedding_norm": False, "segments": 0}
-    for field, value in known.items():
-        if getattr(config, field) != value:
-            raise ConfigError(f"model.{field} = {getattr(config, field)!r} is nothing that Marian has; {value!r} is.")
-    if (config.positions.kind, config.positions.frequencies, config.positions.start) != ("halves", "paper", 0):
-        raise ConfigError("Marian has sinusoids in halves, by the paper's frequencies, from 0 on, and no others.")
+    pre = config.norm == "pre"
+    _refuse_to_write(config, "Pegasus" if pre else "Marian")
+    kinds: Any = transformers
+    make_config, make = (
+        (kinds.PegasusConfig, kinds.PegasusForConditionalGeneration)
+        if pre
+        else (kinds.MarianConfig, kinds.MarianMTModel)
+    )
+    separate = {} if pre else {"share_encoder_decoder_embeddings": config.tie == "all"}
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    if config.activation not in names:
-        raise ConfigError(f"model.activation = {config.activation!r} is nothing that Marian has.")
-    marian: Any = MarianMTModel(
-        MarianConfig(
-            vocab_size=config.vocab_size,
+    theirs: Any = make(
+        make_config(
+            vocab_size=config.source_vocab_size or config.vocab_size,
+            decoder_vocab_size=config.vocab_size,
             d_model=config.d_model,
             encoder_layers=config.encoder.layers,
             encoder_attention_heads=config.encoder.heads,
@@ -139,37 +219,83 @@ def to_hugging_face(model: EncoderDecoder) -> Any:
             attention_dropout=config.attention_dropout,
             activation_dropout=config.activation_dropout,
             max_position_embeddings=config.positions.max_length,
-            share_encoder_decoder_embeddings=True,
-            pad_token_id=PAD,
-            bos_token_id=START,
-            eos_token_id=END,
-            decoder_start_token_id=START,
+            tie_word_embeddings=config.tie != "none",
+            pad_token_id=pad,
+            bos_token_id=start,
+            eos_token_id=end,
+            decoder_start_token_id=start,
             forced_eos_token_id=None,
+            **separate,
         )
     )
-    theirs = marian.state_dict()
-    for name in ("model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"):
-        theirs[name] = ours["classifier.weight"]
-    theirs["lm_head.weight"] = ours["classifier.weight"]
-    theirs["final_logits_bias"] = ours.get("classifier.bias", torch.zeros(config.vocab_size))[None]
-    for there, here in _marian_names(config.encoder.layers, config.decoder.layers):
+    weights = theirs.state_dict()
+    rows = {side: ours[f"{side}.embedding.tokens.weight"] for side in ("encoder", "decoder")}
+    weights |= {f"model.{side}.embed_tokens.weight": weight for side, weight in rows.items()}
+    if "model.shared.weight" in weights:
+        weights["model.shared.weight"] = rows["encoder"]
+    weights["lm_head.weight"] = ours["classifier.weight"]
+    weights["final_logits_bias"] = ours.get("classifier.bias", torch.zeros(config.vocab_size))[None]
+    for there, here in _marian_names(config.encoder.layers, config.decoder.layers, pre):
         for kind in ("weight", "bias"):
             whole = ours.get(f"{here}.{kind}", torch.zeros(len(ours[f"{here}.weight"])))
-            theirs |= {f"{name}.{kind}": part for name, part in zip(there, whole.chunk(len(there)), strict=True)}
-    marian.load_state_dict(theirs)
-    return marian.eval()
+            weights |= {f"{name}.{kind}": part for name, part in zip(there, whole.chunk(len(there)), strict=True)}
+    theirs.load_state_dict(weights)
+    return theirs.eval()
+
+
+def _refuse_to_write(config: ModelConfig, kind: str) -> None:
+    known: dict[str, Any] = {"final_norm": (None, config.norm == "pre"), "embedding_norm": (False,), "segments": (0,)}
+    known |= {"activation": tuple(ACTIVATIONS.values())}
+    known |= {"tie": ("all",)} if kind == "Pegasus" else {}
+    for field, values in known.items():
+        if getattr(config, field) not in values:
+            raise ConfigError(f"model.{field} = {getattr(config, field)!r} is nothing that Hugging Face's {kind} has.")
+    positions = config.positions
+    if (positions.kind, positions.frequencies, positions.start) != ("halves", "paper", 0):
+        raise ConfigError(f"Hugging Face's {kind} has sinusoids by the paper's frequencies, from 0 on, and no others.")
+    if positions.max_timescale != 10_000:
+        raise ConfigError(f"model.positions.max_timescale = {positions.max_timescale:g} is none of {kind}'s: 10000 is.")
+
+
+@torch.no_grad()
+def in_halves(model: EncoderDecoder) -> EncoderDecoder:
+    """The same model, its channels in another order: sinusoids that alternate become all sines, then all cosines. Every
+    matrix that reads or writes these channels is put into that order, so nothing else changes."""
+    width, old = model.config.d_model, model.config.positions
+    order = torch.tensor([*range(0, width, 2), *range(1, width, 2)])
+    positions = old.model_copy(update={"kind": "halves"})
+    other = EncoderDecoder(model.config.model_copy(update={"positions": positions}))
+    weights = dict(model.state_dict())
+    writing = [
+        f"{name}."
+        for name, module in model.named_modules()
+        if isinstance(module, nn.LayerNorm) or name.endswith((".output", ".outer"))
+    ]
+    for name, weight in weights.items():
+        if name.startswith(tuple(writing)):
+            weights[name] = weight[order]
+        elif weight.dim() == 2:  # it reads them; what is left are biases inside of sub-layers
+            weights[name] = weight[:, order]
+    other.load_state_dict(weights)
+    return other.eval()
 
 
 def _bert(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
     _refuse(config, is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
-    if "cls.predictions.decoder.bias" not in theirs:
-        raise ConfigError("a BERT without its masked-word head cannot be imported; load it as BertForMaskedLM.")
+    _older(theirs, "bert.", ("embeddings.", "encoder.", "pooler."))
+    if not any(name.startswith("cls.predictions.") for name in theirs):
+        theirs |= _plain_head(config)
     ours: Weights = {
-        "encoder.embedding.tokens.weight": theirs["bert.embeddings.word_embeddings.weight"],
-        "encoder.embedding.positions.table": theirs["bert.embeddings.position_embeddings.weight"],
-        "encoder.embedding.segments.weight": theirs["bert.embeddings.token_type_embeddings.weight"],
-        "classifier.bias": theirs["cls.predictions.decoder.bias"],
+        "encoder.embedding.tokens.weight": theirs.pop("bert.embeddings.word_embeddings.weight"),
+        "encoder.embedding.positions.table": theirs.pop("bert.embeddings.position_embeddings.weight"),
+        "encoder.embedding.segments.weight": theirs.pop("bert.embeddings.token_type_embeddings.weight"),
     }
+    theirs.setdefault("cls.predictions.bias", theirs.get("cls.predictions.decoder.bias", torch.empty(0)))
+    theirs.pop("cls.predictions.decoder.bias", None)  # the same, in files of some years
+    ours["classifier.bias"] = theirs.pop("cls.predictions.bias")
+    for name in [name for name in theirs if name.startswith(("bert.pooler.", "cls.seq_relationship."))]:
+        del theirs[name]  # which sentence comes next is nothing that we ask
+    theirs.pop("bert.embeddings.position_ids", None)
     _copy(ours, theirs, "bert.embeddings.LayerNorm", "encoder.embedding.norm")
     for i in range(config.num_hidden_layers):
         there, here = f"bert.encoder.layer.{i}", f"encoder.layers.{i}"
@@ -182,8 +308,11 @@ def _bert(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
         _copy(ours, theirs, f"{there}.output.LayerNorm", f"{here}.feed_forward_residual.norm")
     _copy(ours, theirs, "cls.predictions.transform.dense", "head")
     _copy(ours, theirs, "cls.predictions.transform.LayerNorm", "head_norm")
+    classifier = theirs.pop("cls.predictions.decoder.weight", None)
     if not config.tie_word_embeddings:
-        ours["classifier.weight"] = theirs["cls.predictions.decoder.weight"]
+        if classifier is None:
+            raise KeyError("cls.predictions.decoder.weight")
+        ours["classifier.weight"] = classifier
     return ModelConfig(
         architecture="encoder-only",
         vocab_size=config.vocab_size,
@@ -207,9 +336,12 @@ def _bert(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
 
 def _gpt2(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
     _refuse(config, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    _older(theirs, "transformer.", ("wte.", "wpe.", "h.", "ln_f."))
+    for name in [name for name in theirs if name.endswith((".attn.bias", ".attn.masked_bias"))]:
+        del theirs[name]  # masks, in older files
     ours: Weights = {
-        "decoder.embedding.tokens.weight": theirs["transformer.wte.weight"],
-        "decoder.embedding.positions.table": theirs["transformer.wpe.weight"],
+        "decoder.embedding.tokens.weight": theirs.pop("transformer.wte.weight"),
+        "decoder.embedding.positions.table": theirs.pop("transformer.wpe.weight"),
     }
     for i in range(config.n_layer):
         there, here = f"transformer.h.{i}", f"decoder.layers.{i}"
@@ -220,8 +352,11 @@ def _gpt2(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
         _copy(ours, theirs, f"{there}.mlp.c_fc", f"{here}.feed_forward.inner", transpose=True)
         _copy(ours, theirs, f"{there}.mlp.c_proj", f"{here}.feed_forward.outer", transpose=True)
     _copy(ours, theirs, "transformer.ln_f", "decoder.norm")
+    classifier = theirs.pop("lm_head.weight", None)
     if not config.tie_word_embeddings:
-        ours["classifier.weight"] = theirs["lm_head.weight"]
+        if classifier is None:
+            raise KeyError("lm_head.weight")
+        ours["classifier.weight"] = classifier
     return ModelConfig(
         architecture="decoder-only",
         vocab_size=config.vocab_size,
@@ -239,15 +374,33 @@ def _gpt2(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
     ), ours
 
 
-def _copy(ours: Weights, theirs: Mapping[str, Tensor], there: str, here: str, *, transpose: bool = False) -> None:
-    weight = theirs[f"{there}.weight"]
+def _older(theirs: Weights, prefix: str, bare: tuple[str, ...]) -> None:
+    """Names as they are today: a model without a head has them without a prefix, and norms were once of gamma and
+    beta. In place."""
+    for name in list(theirs):
+        today = prefix + name if name.startswith(bare) else name
+        theirs[today.replace(".gamma", ".weight").replace(".beta", ".bias")] = theirs.pop(name)
+
+
+def _plain_head(config: Any) -> Weights:
+    """For a BERT that was never asked for words: a head that changes nothing, to be trained."""
+    width, head = config.hidden_size, "cls.predictions"
+    weights = {f"{head}.transform.dense.weight": torch.eye(width), f"{head}.transform.dense.bias": torch.zeros(width)}
+    weights |= {f"{head}.transform.LayerNorm.weight": torch.ones(width)}
+    weights |= {f"{head}.transform.LayerNorm.bias": torch.zeros(width)}
+    weights |= {f"{head}.bias": torch.zeros(config.vocab_size)}
+    return weights
+
+
+def _copy(ours: Weights, theirs: Weights, there: str, here: str, *, transpose: bool = False) -> None:
+    weight = theirs.pop(f"{there}.weight")
     ours[f"{here}.weight"] = weight.T if transpose else weight
-    ours[f"{here}.bias"] = theirs[f"{there}.bias"]
+    ours[f"{here}.bias"] = theirs.pop(f"{there}.bias")
 
 
-def _stack(ours: Weights, theirs: Mapping[str, Tensor], there: list[str], here: str) -> None:
+def _stack(ours: Weights, theirs: Weights, there: list[str], here: str) -> None:
     for kind in ("weight", "bias"):
-        ours[f"{here}.{kind}"] = torch.cat([theirs[f"{name}.{kind}"] for name in there])
+        ours[f"{here}.{kind}"] = torch.cat([theirs.pop(f"{name}.{kind}") for name in there])
 
 
 def _activation(name: str, field: str) -> Any:

@@ -46,6 +46,7 @@ class Vocabulary(Protocol):
     """What a tokenizer needs from a library, in the vocabulary's own ids."""
 
     special: Special
+    sentencepiece: bytes | None
 
     @property
     def ids(self) -> Sequence[int]: ...
@@ -137,6 +138,11 @@ class Tokenizer:
         return {FILE: self.model, **source}
 
     @property
+    def sentencepiece(self) -> bytes | None:
+        """The sentencepiece model that cuts the text, if one does."""
+        return self._vocabulary.sentencepiece
+
+    @property
     def joint(self) -> bool:
         """Whether sources and targets have the same numbers for the same pieces."""
         return self.source is self or self.source.all_pieces() == self.all_pieces()
@@ -194,6 +200,7 @@ class SentencePiece:
 
     def __init__(self, model: bytes, where: str) -> None:
         self._processor = found = sentencepiece.SentencePieceProcessor()
+        self.sentencepiece: bytes | None = model
         try:
             found.LoadFromSerializedProto(model)
         except RuntimeError:
@@ -231,6 +238,8 @@ class SentencePiece:
 
 class HuggingFace:
     """A vocabulary of the library tokenizers, as its JSON."""
+
+    sentencepiece: bytes | None = None
 
     def __init__(self, model: bytes, where: str) -> None:
         try:
@@ -270,7 +279,8 @@ class ListedPieces:
 
     def __init__(self, model: dict[str, Any], where: str) -> None:
         try:
-            processor = SentencePiece(base64.b64decode(model["sentencepiece"], validate=True), where)._processor
+            self.sentencepiece: bytes | None = base64.b64decode(model["sentencepiece"], validate=True)
+            processor = SentencePiece(self.sentencepiece, where)._processor
             self._pieces = [str(piece) for piece in model["pieces"]]
         except (KeyError, TypeError, ValueError):
             raise InputError(f"{where}: this is no vocabulary of listed pieces.") from None

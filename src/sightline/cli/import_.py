@@ -1,0 +1,39 @@
+"""`sightline import`: a model from elsewhere becomes one of ours."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def import_(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A Hugging Face folder (Marian, Pegasus, BERT, GPT-2) or its name on the hub; a folder of Marian or "
+            "CTranslate2; an Argos Translate package."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder of the new model.")],
+    revision: Annotated[str | None, typer.Option(help="Of a model on the hub: a branch, a tag or a commit.")] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Ask no network: take a model of the hub from its cache.")
+    ] = False,
+) -> None:
+    """Read a model of another program, and write it as one of ours, which can do all that ours can. The numbers stay
+    the same."""
+    from sightline.checkpoint import save_model
+    from sightline.errors import InputError
+    from sightline.interop.reading import find, kind_of
+
+    if (out / "config.json").exists() or (out / "model.safetensors").exists():
+        raise InputError(f"{out}: there is a model here already; choose another --out.")
+    path = find(source, revision=revision, offline=offline)
+    kind, read = kind_of(path)
+    typer.echo(f"reading {kind}", err=True)
+    model, tokenizer = read(path)
+    save_model(model, out, tokenizer)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    words = f"{tokenizer.size:,} entries" if tokenizer.joint else f"{tokenizer.source.size:,} and {tokenizer.size:,}"
+    typer.echo(f"{model.config.architecture}, {count:,} parameters, vocabulary of {words}", err=True)
+    typer.echo(str(out))
