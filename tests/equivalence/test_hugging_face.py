@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from sightline.errors import ConfigError
-from sightline.interop.hugging_face import from_hugging_face, to_hugging_face
+from sightline.interop.hugging_face import from_hugging_face, in_halves, to_hugging_face
 from support import difference, ids, translator
 
 ACTIVATIONS = st.sampled_from(["swish", "gelu", "relu", "gelu_new", "silu"])
@@ -76,10 +76,23 @@ def test_marian(config, lengths, seed):
 
 
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("norm", "options"),
+    [
+        ("post", {}),
+        ("post", {"tie": "target", "source_vocab_size": 53}),
+        ("post", {"tie": "none", "activation": "gelu-tanh"}),
+        ("pre", {}),
+        ("pre", {"activation": "swish", "scale_embedding": False}),
+    ],
+)
+@pytest.mark.parametrize("positions", ["halves", "interleaved"])
 @torch.no_grad()
-def test_back_to_marian(bias):
-    ours = shake(translator("paper", positions={"kind": "halves"}, attention_bias=bias, classifier_bias=bias))
+def test_there_from_here_and_back(bias, norm, options, positions):
+    more = {"norm": norm, "attention_bias": bias, "classifier_bias": bias, **options}
+    ours = shake(translator("paper", positions={"kind": positions}, **more))
     theirs = to_hugging_face(ours)
+    assert theirs.config.model_type == ("pegasus" if norm == "pre" else "marian")
     source, target = ids(3, 7), ids(3, 5)
     layout = torch.arange(7) < torch.tensor([[7], [2], [5]])
     found = theirs(source, attention_mask=layout.long(), decoder_input_ids=target).logits
@@ -87,10 +100,30 @@ def test_back_to_marian(bias):
     assert difference(from_hugging_face(theirs)(source, target, layout), found) <= 1e-5
 
 
-def test_what_marian_does_not_compute_is_not_written_as_one():
-    for more in ({}, {"positions": {"kind": "halves"}, "norm": "pre"}, {"positions": {"kind": "halves", "start": 1}}):
-        with pytest.raises(ConfigError, match="Marian has"):
-            to_hugging_face(translator("paper", **more))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"positions": {"start": 1}}, "Marian has sinusoids"),
+        ({"positions": {"kind": "learned"}}, "Marian has sinusoids"),
+        ({"positions": {"max_timescale": 500.0}}, "max_timescale = 500"),
+        ({"activation": "swiglu"}, "model.activation = 'swiglu' is nothing that Hugging Face's Marian has"),
+        ({"final_norm": True}, "model.final_norm = True"),
+        ({"norm": "pre", "tie": "none"}, "model.tie = 'none' is nothing that Hugging Face's Pegasus has"),
+        ({"norm": "pre", "final_norm": False}, "model.final_norm = False"),
+    ],
+)
+def test_what_they_do_not_compute_is_refused_by_name(options, message):
+    with pytest.raises(ConfigError, match=message):
+        to_hugging_face(translator("paper", **options))
+
+
+@torch.no_grad()
+def test_channels_in_another_order_say_the_same():
+    ours = shake(translator("paper"))
+    other = in_halves(ours)
+    assert other.config.positions.kind == "halves"
+    source, target = ids(3, 7), ids(3, 5)
+    assert difference(other(source, target), ours(source, target)) <= 1e-5
 
 
 @settings(max_examples=30)
@@ -171,8 +204,5 @@ def test_what_is_not_supported_is_refused_by_name():
     with pytest.raises(ConfigError, match="activation_function = 'tanh' is not supported"):
         from_hugging_face(GPT2LMHeadModel(GPT2Config(**small, activation_function="tanh")))
     t5 = T5Config(vocab_size=9, d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2)
-    with pytest.raises(ConfigError, match="model_type = 't5' cannot be imported; known are marian, bert, gpt2"):
+    with pytest.raises(ConfigError, match="model_type = 't5' cannot be imported; known are marian, pegasus, bert"):
         from_hugging_face(T5ForConditionalGeneration(t5))
-    bert = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
-    with pytest.raises(ConfigError, match="load it as BertForMaskedLM"):
-        from_hugging_face(BertModel(bert))

@@ -5,6 +5,7 @@ Nothing in a folder is run. Weights are best in safetensors; a pickle is read as
 
 import json
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,11 @@ def _load_safe(path: Path) -> dict[str, Tensor]:
 def _load_pickled(path: Path) -> dict[str, Tensor]:
     """A pickle can run code when it is loaded; so whatever is not a tensor is refused before anything is made of it."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):
+            found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise CheckpointError(
-            f"{path}: this pickle has more in it than weights and could run code; it was not loaded. Ask for safetensors."
+            f"{path}: this pickle has more in it than weights and could run code; it was not loaded. Take safetensors."
         ) from None
     except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path}: the weights cannot be read: {str(error).splitlines()[0]}.") from None
@@ -131,7 +133,6 @@ def write_hugging_face(model: EncoderDecoder, tokenizer: Tokenizer, folder: Path
     if None in models:
         raise ConfigError("Marian's folders have a vocabulary of sentencepiece, and this model has another kind.")
     own = returned(model, tokenizer)
-    assert isinstance(own.model, EncoderDecoder)  # noqa: S101 - it was one
     theirs = to_hugging_face(own.model, pad=own.pad, start=own.start, end=own.end)
     search = theirs.generation_config
     search.suppress_tokens = sorted({own.pad, own.start, own.unknown})

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.model.transformer import Model, build
+from sightline.model.transformer import EncoderDecoder, Model, build
 from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 
 __all__ = ["Own", "adopted", "returned"]
@@ -60,7 +60,7 @@ def _ordered(weight: Tensor, tokenizer: Tokenizer, start: int | None) -> Tensor:
 class Own(NamedTuple):
     """A model in the order of its vocabulary's own numbers. What the vocabulary lacks stands at the end."""
 
-    model: Model
+    model: EncoderDecoder
     pieces: list[str]
     source_pieces: list[str]
     pad: int
@@ -70,7 +70,7 @@ class Own(NamedTuple):
 
 
 @torch.no_grad()
-def returned(model: Model, tokenizer: Tokenizer) -> Own:
+def returned(model: EncoderDecoder, tokenizer: Tokenizer) -> Own:
     """A model of ours in its vocabulary's own order. Where that has no start, answers begin with the padding if it has
     the same embedding (Marian's zeros), else with an entry of their own."""
     weights = dict(model.state_dict())
@@ -78,7 +78,9 @@ def returned(model: Model, tokenizer: Tokenizer) -> Own:
     lacking = [i for i in (PAD, START) if tokenizer.own_ids[i] < 0]
     same = START in lacking and torch.equal(rows[START], rows[PAD])
     target = _places(tokenizer, [i for i in lacking if not (same and i == START)])
-    source = target if tokenizer.joint else _places(tokenizer.source, lacking)
+    source = (
+        target if tokenizer.joint else _places(tokenizer.source, [PAD] if tokenizer.source.own_ids[PAD] < 0 else [])
+    )
     for name, order in ((SOURCE, source), (TARGET, target), (CLASSIFIER, target), (BIAS, target)):
         if name in weights:
             weights[name] = weights[name][torch.tensor(order)]
@@ -88,7 +90,7 @@ def returned(model: Model, tokenizer: Tokenizer) -> Own:
             "source_vocab_size": None if len(source) == len(target) else len(source),
         }
     )
-    theirs = build(config)
+    theirs = EncoderDecoder(config)
     theirs.load_state_dict(weights)
     numbers = [target.index(PAD if same and i == START else i) for i in (PAD, START, END, UNKNOWN)]
     return Own(theirs.eval(), tokenizer.pieces(target), tokenizer.source.pieces(source), *numbers)

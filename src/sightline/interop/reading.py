@@ -19,7 +19,7 @@ Reader = Callable[[Path], tuple[Model, Tokenizer]]
 
 
 def find(source: str, *, revision: str | None = None, offline: bool = False) -> Path:
-    """The folder or package of that path; where there is none, the model of that name on the hub, fetched if need be."""
+    """The folder or package of that path; where there is none, the model of that name on the hub."""
     path = Path(source)
     if path.exists():
         return path

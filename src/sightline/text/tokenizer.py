@@ -286,6 +286,7 @@ class ListedPieces:
             raise InputError(f"{where}: this is no vocabulary of listed pieces.") from None
         self._processor, self.ids = processor, range(len(self._pieces))
         self._own = {piece: i for i, piece in enumerate(self._pieces)}
+        self._codes = any(piece.startswith(">>") and piece.endswith("<<") for piece in self._pieces)
         pad, start, end, unknown = (self._own.get(name, -1) for name in NAMES)
         if end < 0 or unknown < 0:
             raise InputError(f"{where}: the vocabulary has no entry {NAMES[END] if end < 0 else NAMES[UNKNOWN]}.")
@@ -308,9 +309,9 @@ class ListedPieces:
         return found
 
     def _code(self, text: str) -> str:
-        """What many translators are told their language by, >>fra<< before the text, if it is there and known."""
-        code = text[: text.find("<<") + 2] if text.startswith(">>") else ""
-        return code if code in self._own else ""
+        """What many translators are told their language by, >>fra<< before the text, where the vocabulary has such
+        pieces. One that it has not is unknown."""
+        return text[: text.find("<<") + 2] if self._codes and text.startswith(">>") and "<<" in text else ""
 
     def decode(self, ids: list[int]) -> str:
         return str(self._processor.DecodePieces(list(map(self.piece, ids))))
