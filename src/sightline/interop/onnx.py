@@ -375,7 +375,7 @@ def verify(folder: Path | str, model: EncoderDecoder, sources: Sequence[Sequence
         target = pad_sequence([torch.tensor([START, *ids]) for ids in expected[i : i + BATCH]], True, PAD)
         logits = ours(source, target, source != PAD)
         scorer = OnnxScorer(theirs, source)
-        steps = torch.cat([scorer.step(column) for column in target.split(1, 1)], 1)
+        steps = torch.cat([scorer.step(column[:, None]) for column in target.unbind(1)], 1)
         gaps += [(given - logits)[target != PAD].abs().max() for given in (theirs(source, target), steps)]
     different = sum(one != other for one, other in zip(expected, found, strict=True))
     return Difference(torch.stack(gaps).max().item(), different)
