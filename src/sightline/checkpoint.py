@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from sightline.config import ModelConfig
-from sightline.errors import CheckpointError, ConfigError
+from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.model.transformer import Model, build
 from sightline.text.tokenizer import FILE, SOURCE_FILE, Tokenizer
 
@@ -36,6 +36,7 @@ __all__ = [
     "save_model",
     "save_state",
     "write_whole",
+    "writing_folder",
     "writing_state",
 ]
 
@@ -83,6 +84,41 @@ def write_whole(folder: Path, files: Mapping[str, bytes]) -> None:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def writing_folder(folder: Path, mark: str, kind: str) -> Iterator[Path]:
+    """A folder for other software, there whole or not at all: the block writes into a draft beside it, which then takes
+    its place. An older one of this kind is replaced. It is known by a file `mark`, and a config.json that speaks of
+    Sightline; `kind` is what such a model is called."""
+    if not _may_replace(folder, mark):
+        raise InputError(f"{folder}: this is there already, and is no {kind} model; name another folder.")
+    draft, old = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.old")
+    try:
+        for path in (draft, old):
+            shutil.rmtree(path, ignore_errors=True)
+        draft.mkdir(parents=True)
+        yield draft
+        if folder.exists():
+            folder.replace(old)
+        draft.replace(folder)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: the model cannot be written: {error.strerror}.") from None
+    finally:
+        if old.exists() and not folder.exists():
+            old.replace(folder)
+        for path in (draft, old):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _may_replace(folder: Path, mark: str) -> bool:
+    """Nothing is lost that was not written here."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return True
+    try:
+        return (folder / mark).exists() and "sightline" in json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:

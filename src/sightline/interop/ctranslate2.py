@@ -24,7 +24,6 @@ What else was probable has no share then, so that without log-probabilities the 
 import importlib
 import json
 import math
-import shutil
 from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -33,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sightline.checkpoint import write_whole
+from sightline.checkpoint import write_whole, writing_folder
 from sightline.config import ModelConfig, SearchConfig, StackConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.model.transformer import EncoderDecoder, FeedForward, MultiHeadAttention, Residual, Stack
@@ -100,28 +99,14 @@ def convert(
     for side, size in ((tokenizer, config.vocab_size), (tokenizer.source, config.source_vocab_size)):
         if side.size > (size or config.vocab_size):
             raise InputError(f"a vocabulary of {side.size} does not fit a model of {config.vocab_size} tokens.")
-    if not _may_replace(folder):
-        raise InputError(f"{folder}: this is there already, and is no converted model; name another folder.")
     source = _names(tokenizer.source, config.source_vocab_size or config.vocab_size)
-    spec = _spec(specs, model, source, _names(tokenizer, config.vocab_size))
-    spec.validate()
-    spec.optimize(quantization=quantization)
-    draft, old = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.old")
-    try:
-        for path in (draft, old):
-            shutil.rmtree(path, ignore_errors=True)
-        draft.mkdir(parents=True)
+    with writing_folder(folder, "model.bin", "converted") as draft:
+        spec = _spec(specs, model, source, _names(tokenizer, config.vocab_size))
+        spec.validate()
+        spec.optimize(quantization=quantization)
         spec.save(str(draft))
         for name, data in tokenizer.files.items():
             (draft / name).write_bytes(data)
-        if folder.exists():
-            folder.replace(old)
-        draft.replace(folder)
-    except OSError as error:
-        raise CheckpointError(f"{folder}: the model cannot be written: {error.strerror}.") from None
-    finally:
-        for path in (draft, old):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def save_shortlist(shortlist: Shortlist, tokenizer: Tokenizer, folder: Path | str) -> None:
@@ -140,16 +125,6 @@ def save_shortlist(shortlist: Shortlist, tokenizer: Tokenizer, folder: Path | st
 
 def _plain(name: str) -> bool:
     return name.split() == [name]
-
-
-def _may_replace(folder: Path) -> bool:
-    """Nothing is lost that was not written here."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return True
-    try:
-        return "sightline" in json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
 
 
 def _refuse(config: ModelConfig) -> None:

@@ -9,6 +9,8 @@ nothing. A sentence with sequences that must occur is always searched by itself.
 
 import contextlib
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
@@ -23,10 +25,10 @@ from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.recorded import RecordedSearch, stage_of
 from sightline.search.rules import Rules
 from sightline.search.sampling import Samples
-from sightline.search.scorer import Scorer
+from sightline.search.scorer import Scorer, Scores
 from sightline.text.tokenizer import END, PAD
 
-__all__ = ["TIE", "find", "stream"]
+__all__ = ["TIE", "PlainSearch", "Translator", "find", "stream"]
 
 TIE = 2e-4
 """Hypotheses whose log-probabilities differ by less are as good as each other. In float32 that of one hypothesis
@@ -35,8 +37,24 @@ LEAVE = 0.25
 """Part of a batch that must be done before what is left of it is made a smaller one."""
 
 
+@runtime_checkable
+class Translator(Protocol):
+    """What can be searched with: our models, or one that other software computes."""
+
+    room: int
+    """Positions of a source, or of an answer."""
+    device: torch.device
+    exact: bool
+    """Whether it computes in float32."""
+
+    def begin(
+        self, source: Int[Tensor, "sentences source"], state: Beams | Samples
+    ) -> "AbstractContextManager[PlainSearch | RecordedSearch]":
+        """The search for the answers to a batch of sources, padded on the right, from where it begins."""
+
+
 def find(
-    models: EncoderDecoder | Sequence[EncoderDecoder],
+    models: EncoderDecoder | Sequence[EncoderDecoder] | Translator,
     sources: Sequence[Sequence[int]],
     config: SearchConfig,
     wishes: Sequence[Wish] | None = None,
@@ -45,27 +63,27 @@ def find(
     packed: bool = False,
 ) -> list[list[Hypothesis]]:
     """For every source (ids without END) its best answers, best first, in the order of the sources. Several models
-    vote. `budget`: tokens of a batch, the sources counted once for each beam. `packed`: let the encoder read the
-    sources of a batch as one row, without padding."""
-    models = [models] if isinstance(models, EncoderDecoder) else list(models)
+    vote. `budget`: tokens of a batch, the sources counted once for each beam. `packed`: let the encoder of our models
+    read the sources of a batch as one row, without padding."""
+    models = [models] if isinstance(models, EncoderDecoder) else models
+    translator = models if isinstance(models, Translator) else Models(models, packed)
     wishes = [Wish()] * len(sources) if wishes is None else wishes
-    longest = min(model.config.positions.max_length for model in models)
     for ids in sources:
-        if len(ids) >= longest:
-            raise InputError(f"a source of {len(ids)} tokens is too long: the model reads at most {longest - 1}.")
+        if len(ids) >= translator.room:
+            most = translator.room - 1
+            raise InputError(f"a source of {len(ids)} tokens is too long: the model reads at most {most}.")
     found: list[list[Hypothesis]] = [[] for _ in sources]
     near: list[int] = []
     for batch in _batches(sources, wishes, budget // config.beams):
-        answers = _search(models, [sources[i] for i in batch], config, [wishes[i] for i in batch], packed)
+        answers = _search(translator, [sources[i] for i in batch], config, [wishes[i] for i in batch])
         for i, (best, margin) in zip(batch, answers, strict=True):
             found[i] = best
             if margin < TIE and len(batch) > 1:
                 near.append(i)
-    weight = models[0].classifier.weight
-    if weight.dtype != torch.float32 or torch.is_autocast_enabled(weight.device.type):
+    if not translator.exact:
         return found  # where numbers are coarser, too many decisions are near
     for i in near:
-        ((found[i], _),) = _search(models, [sources[i]], config, [wishes[i]])
+        ((found[i], _),) = _search(translator, [sources[i]], config, [wishes[i]])
     return found
 
 
@@ -86,7 +104,7 @@ def stream(model: EncoderDecoder, source: Sequence[int], config: SearchConfig, w
         raise InputError(
             f"beams = {config.beams} change their mind; tokens can be streamed from one beam or one sample."
         )
-    with contextlib.closing(_steps([model], [source], config, [wish])) as steps:
+    with contextlib.closing(_steps(Models([model]), [source], config, [wish])) as steps:
         for search, (done,) in steps:
             if done:
                 break
@@ -94,16 +112,12 @@ def stream(model: EncoderDecoder, source: Sequence[int], config: SearchConfig, w
 
 
 def _search(
-    models: Sequence[EncoderDecoder],
-    sources: Sequence[Sequence[int]],
-    config: SearchConfig,
-    wishes: Sequence[Wish],
-    packed: bool = False,
+    translator: Translator, sources: Sequence[Sequence[int]], config: SearchConfig, wishes: Sequence[Wish]
 ) -> list[tuple[list[Hypothesis], float]]:
     """One batch: for each source its answers, and how near it was that others had been found."""
     answers: list[tuple[list[Hypothesis], float] | None] = [None] * len(sources)
     here = list(range(len(sources)))  # the sentences that are still in the batch
-    for search, done in _steps(models, sources, config, wishes, packed):
+    for search, done in _steps(translator, sources, config, wishes):
         if sum(done) < LEAVE * len(done):
             continue
         leaving = search.state
@@ -115,24 +129,19 @@ def _search(
 
 
 def _steps(
-    models: Sequence[EncoderDecoder],
-    sources: Sequence[Sequence[int]],
-    config: SearchConfig,
-    wishes: Sequence[Wish],
-    packed: bool = False,
+    translator: Translator, sources: Sequence[Sequence[int]], config: SearchConfig, wishes: Sequence[Wish]
 ) -> Generator[tuple["PlainSearch | RecordedSearch", list[bool]], None, None]:
     """A search after each token that it has added to all hypotheses of a batch, and which sentences are done. When a
     quarter of them is, these leave."""
-    device = models[0].classifier.weight.device
+    device = translator.device
     longest = max(map(len, sources))
     ids = torch.tensor([[*source, END, *[PAD] * (longest - len(source))] for source in sources], device=device)
-    room = min(model.config.positions.max_length for model in models)
-    rules = Rules([len(source) + 1 for source in sources], config, wishes, room, device)
+    rules = Rules([len(source) + 1 for source in sources], config, wishes, translator.room, device)
     if any(wishes[0].within):
         state: Beams | Samples = ConstrainedBeams(rules, config, ids != PAD, wishes[0])
     else:
         state = Samples(rules, config, sources) if config.sample else Beams(rules, config, ids != PAD)
-    with _search_from(state, models, ids, packed) as search:
+    with translator.begin(ids, state) as search:
         for _ in range(rules.longest):
             search.advance()
             done = search.done().tolist()
@@ -143,29 +152,54 @@ def _steps(
                 search.keep(torch.tensor([i for i, over in enumerate(done) if not over], device=device))
 
 
-@contextlib.contextmanager
-def _search_from(
-    state: Beams | Samples, models: Sequence[EncoderDecoder], source: Tensor, packed: bool
-) -> Iterator["PlainSearch | RecordedSearch"]:
-    """Recorded where that can be; not where it asks for attention, or for words that must or must not occur."""
-    watched = state.config.coverage_penalty > 0 and not state.config.sample
-    plain = watched or packed or any(state.rules.without) or isinstance(state, ConstrainedBeams)
-    stage = None if plain else stage_of(models)
-    if stage is None:
-        more = {"beams": state.config.beams, "capacity": state.rules.longest}
-        scorer = Scorer(models, source, **more, watched=watched, packed=packed)
-        yield PlainSearch(scorer, state)
-        return
-    try:
-        yield RecordedSearch(stage, models[0], source, state)
-    finally:
-        stage.taken.release()
+class Models:
+    """Our models, of which several vote, as a translator."""
+
+    def __init__(self, models: Sequence[EncoderDecoder], packed: bool = False) -> None:
+        weight = models[0].classifier.weight
+        self.models, self.packed = models, packed
+        self.room = min(model.config.positions.max_length for model in models)
+        self.device = weight.device
+        self.exact = weight.dtype == torch.float32 and not torch.is_autocast_enabled(weight.device.type)
+
+    @contextlib.contextmanager
+    def begin(
+        self, source: Int[Tensor, "sentences source"], state: Beams | Samples
+    ) -> "Iterator[PlainSearch | RecordedSearch]":
+        """Recorded where that can be; not where it asks for attention, or for words that must or must not occur."""
+        watched = state.config.coverage_penalty > 0 and not state.config.sample
+        packed = self.packed and len(source) > 1  # by itself, a sentence is read in one way
+        plain = watched or packed or any(state.rules.without) or isinstance(state, ConstrainedBeams)
+        stage = None if plain else stage_of(self.models)
+        if stage is None:
+            more = {"beams": state.config.beams, "capacity": state.rules.longest}
+            scorer = Scorer(self.models, source, **more, watched=watched, packed=packed)
+            yield PlainSearch(scorer, state)
+            return
+        try:
+            yield RecordedSearch(stage, self.models[0], source, state)
+        finally:
+            stage.taken.release()
+
+
+@runtime_checkable
+class Scoring(Protocol):
+    """The hypotheses of a batch of sources, as far as what scores their tokens is concerned."""
+
+    def next(self, tokens: Int[Tensor, "rows 1"]) -> Scores:
+        """The scores of the tokens that could follow these."""
+
+    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
+        """Let each row go on from another one of its sentence."""
+
+    def keep(self, sentences: Int[Tensor, " kept"]) -> None:
+        """Go on with these sentences alone."""
 
 
 class PlainSearch:
     """The search for the answers to a batch of sources, step by step."""
 
-    def __init__(self, scorer: Scorer, state: Beams | Samples) -> None:
+    def __init__(self, scorer: Scoring, state: Beams | Samples) -> None:
         self.scorer, self.now = scorer, state
 
     @property

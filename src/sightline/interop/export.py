@@ -1,0 +1,138 @@
+"""A model of ours for other software, compared with what it was made of before it is there."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from sightline.checkpoint import writing_folder
+from sightline.config import SearchConfig
+from sightline.data.builtin import generate
+from sightline.errors import CheckpointError, ConfigError, InputError
+from sightline.interop import onnx
+from sightline.interop.ctranslate2 import SHORTLIST, CTranslate2Search, convert
+from sightline.interop.hugging_face_files import write_hugging_face
+from sightline.model.transformer import EncoderDecoder
+from sightline.search.find import find
+from sightline.search.score import force
+from sightline.text.tokenizer import END, START, UNKNOWN, Tokenizer
+
+__all__ = ["KINDS", "Difference", "export"]
+
+Kind = Literal["huggingface", "ctranslate2", "onnx"]
+Precision = Literal["float32", "int8"]
+KINDS: dict[Kind, str] = {"huggingface": "source.spm", "ctranslate2": "model.bin", "onnx": "decoder.onnx"}
+"""What can be written, and a file by which such a folder is known."""
+ENOUGH = 1e-3
+"""A log-probability that differs by more is not due to the order of sums: the model was not understood."""
+GREEDY = SearchConfig(beams=1)
+
+
+class Difference(NamedTuple):
+    """How far what was written is from what it was made of."""
+
+    numbers: float
+    """The largest difference of a log-probability (in ONNX, of a score before the softmax)."""
+    answers: int
+    """Sentences whose answers differ, by greedy search."""
+    sentences: int
+
+
+def export(
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    folder: Path,
+    kind: Kind,
+    *,
+    precision: Precision = "float32",
+    shortlist: Path | None = None,
+    verify: bool = True,
+) -> Difference | None:
+    """Write a model for other software, and compare the two; if they differ, or anything else goes wrong, nothing is
+    left. `precision` and `shortlist` (the file of one) are for CTranslate2."""
+    if kind != "ctranslate2" and precision != "float32":
+        raise ConfigError(f"{precision} is for ctranslate2; {kind} gets the weights in float32.")
+    folder = folder.absolute()
+    write: dict[Kind, Callable[[Path], None]] = {
+        "huggingface": lambda draft: write_hugging_face(model, tokenizer, draft),
+        "ctranslate2": lambda draft: convert(model, tokenizer, draft, quantization=precision),
+        "onnx": lambda draft: onnx.export(model, tokenizer, draft),
+    }
+    compare: dict[Kind, Callable[[Path], Difference]] = {
+        "huggingface": lambda draft: _as_hugging_face(draft, model, tokenizer),
+        "ctranslate2": lambda draft: _as_ctranslate2(draft, model, tokenizer, precision),
+        "onnx": lambda draft: _as_onnx(draft, model, tokenizer),
+    }
+    with writing_folder(folder, KINDS[kind], "exported") as draft:
+        write[kind](draft)
+        if shortlist is not None and kind == "ctranslate2":
+            shutil.copyfile(shortlist, draft / SHORTLIST)
+        found = compare[kind](draft) if verify else None
+        if found is not None and precision == "float32" and not found.numbers <= ENOUGH:
+            raise CheckpointError(
+                f"{folder}: the exported model gives other numbers (they differ by {found.numbers:.2g}), so it was not "
+                "kept; --no-verify keeps it."
+            )
+    return found
+
+
+def _texts() -> list[str]:
+    return [pair.source for pair in islice(generate("test", 12), 12)]
+
+
+def _sources(tokenizer: Tokenizer) -> list[list[int]]:
+    """Sentences, and tokens of the whole vocabulary drawn by chance."""
+    source, chance = tokenizer.source, torch.Generator().manual_seed(0)
+    drawn = torch.randint(UNKNOWN + 1, source.size, (4, 12), generator=chance).tolist()
+    return [*source.encode(_texts()), *drawn]
+
+
+def _as_ctranslate2(folder: Path, model: EncoderDecoder, tokenizer: Tokenizer, precision: Precision) -> Difference:
+    sources = _sources(tokenizer)
+    theirs = [best for best, *_ in CTranslate2Search(folder, precision).find(sources, GREEDY, log_probs=True)]
+    answers = [best.ids for best in theirs]
+    return _difference(model, sources, answers, [best.log_probs for best in theirs])
+
+
+def _as_onnx(folder: Path, model: EncoderDecoder, tokenizer: Tokenizer) -> Difference:
+    sources = _sources(tokenizer)
+    found = onnx.verify(folder, model, sources)
+    return Difference(found.logits, found.answers, len(sources))
+
+
+@torch.no_grad()
+def _as_hugging_face(folder: Path, model: EncoderDecoder, tokenizer: Tokenizer) -> Difference:
+    import transformers  # noqa: PLC0415 - only this needs it
+
+    library: Any = transformers
+    theirs = library.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    words = library.AutoTokenizer.from_pretrained(folder)
+    numbers = {piece: i for i, piece in enumerate(tokenizer.all_pieces())}
+    names = {i: piece for piece, i in (words.target_encoder if words.separate_vocabs else words.encoder).items()}
+    for text, ids in zip(_texts(), tokenizer.source.encode(_texts()), strict=True):
+        if words.convert_ids_to_tokens(words(text)["input_ids"])[:-1] != tokenizer.source.pieces(ids):
+            raise CheckpointError(f"{folder}: the exported vocabulary cuts a text in another way: {text!r}.")
+    answers, log_probs = [], []
+    for source in (sources := _sources(tokenizer)):
+        pieces = tokenizer.source.pieces([*source, END])
+        given = torch.tensor([[words.encoder[piece] for piece in pieces]])
+        said = theirs.generate(given, num_beams=1, max_new_tokens=2 * len(pieces) + 9)[0]
+        logits = theirs(given, decoder_input_ids=said[None, :-1]).logits[0].log_softmax(-1)
+        log_probs.append(logits.gather(1, said[1:, None])[:, 0].tolist())
+        answers.append([numbers[names[i]] for i in said[1:].tolist()])
+    ended = [ids[:-1] if ids[-1] == END else ids for ids in answers]
+    return _difference(model, sources, ended, log_probs)
+
+
+def _difference(
+    model: EncoderDecoder, sources: Sequence[Sequence[int]], answers: list[list[int]], log_probs: list[list[float]]
+) -> Difference:
+    """Of what they say of their own answers. What is cut off there has no end."""
+    ours = force([model], sources, answers)
+    pairs = [(a, b) for mine, theirs in zip(ours, log_probs, strict=True) for a, b in zip(mine, theirs, strict=False)]
+    expected = [best.ids for best, *_ in find(model, sources, GREEDY)]
+    different = sum(one[: len(other)] != other for one, other in zip(answers, expected, strict=True))
+    return Difference(max((abs(a - b) for a, b in pairs), default=0.0), different, len(sources))

@@ -1,0 +1,383 @@
+"""ONNX, a format for models that many runtimes read: a translator as two graphs, and our search over them.
+
+`encoder.onnx` reads a source once, and gives what each decoder layer makes of it. `decoder.onnx` reads the next tokens
+of each answer, one or more, and gives the logits after each, and the keys and values of all tokens so far, which the
+next step takes back. Batches and lengths may be of any size, past ones from 0. All numbers are those of the model, in
+float32; tied weights are in a file once (a matrix under 1 MB may also be there transposed).
+
+What runs the graphs needs neither torch nor Sightline: `config.json` has the ids of the special tokens, and
+`tokenizer.model` is the vocabulary. An answer begins with the start; a source ends in the end.
+"""
+
+import contextlib
+import importlib
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from sightline.checkpoint import writing_folder
+from sightline.config import SearchConfig
+from sightline.errors import CheckpointError, ConfigError, InputError
+from sightline.model.mask import Mask
+from sightline.model.transformer import CrossAttention, EncoderDecoder, SelfAttention, rotate
+from sightline.search.beam import Beams
+from sightline.search.find import PlainSearch, find
+from sightline.search.hypothesis import Hypothesis, Wish
+from sightline.search.sampling import Samples
+from sightline.search.scorer import Scores
+from sightline.search.state import spread
+from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
+
+__all__ = ["Difference", "OnnxModel", "OnnxScorer", "export", "verify"]
+
+OPSET = 18
+"""The version of ONNX's operations: the oldest that torch writes, so that older runtimes read it too."""
+BATCH = 32
+"""Sources that are compared at a time."""
+
+Ids = Int[Tensor, "batch new"]
+Source = Int[Tensor, "batch source"]
+There = Bool[Tensor, "batch source"]
+Memories = Float[Tensor, "layers batch heads source d_k"]
+Past = Float[Tensor, "layers batch heads past d_k"]
+Vectors = Float[Tensor, "batch new d_model"]
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise InputError(f"this needs the package {name}; pip install {name} brings it.") from None
+
+
+# --- The two graphs
+
+
+class Reader(nn.Module):
+    """The encoder, and what the decoder's layers make of its output."""
+
+    def __init__(self, model: EncoderDecoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, source: Source, source_mask: There) -> tuple[Memories, Memories]:
+        memory = self.model.decoder.remember(self.model.encoder(source, source_mask), Mask())
+        return torch.stack([one.keys for one in memory]), torch.stack([one.values for one in memory])
+
+
+class Writer(nn.Module):
+    """The decoder for the next tokens, all it has computed before coming in from outside. Our own cache is written into
+    at a place, which a graph can only do by copying it; here, keys and values are joined to those of the past."""
+
+    def __init__(self, model: EncoderDecoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        target: Ids,
+        source_mask: There,
+        memory_keys: Memories,
+        memory_values: Memories,
+        past_keys: Past,
+        past_values: Past,
+    ) -> tuple[Float[Tensor, "batch new vocab"], Past, Past]:
+        decoder, past = self.model.decoder, past_keys.shape[3]
+        places = torch.arange(past + target.shape[1], device=target.device)
+        positions = places[None, past:]
+        mask, source = Mask(places <= positions[:, None, :, None], sighted=True), Mask.of(source_mask)
+        x, waves = decoder.embedding(target, positions), decoder.waves(positions)
+        grown = []
+        for i, layer in enumerate(decoder.layers):
+            back = LookBack(layer.self_attention, mask, waves, past_keys[i], past_values[i])
+            x = layer.self_attention_residual(x, back)
+            x = layer.cross_attention_residual(
+                x, LookOver(layer.cross_attention, source, memory_keys[i], memory_values[i])
+            )
+            x = layer.feed_forward_residual(x, layer.feed_forward)
+            grown.append(back)
+        logits = self.model.classifier(decoder.norm(x))
+        return logits, torch.stack([one.keys for one in grown]), torch.stack([one.values for one in grown])
+
+
+class LookBack:
+    """Self-attention of new tokens, which see those of the past as well."""
+
+    def __init__(
+        self, attention: SelfAttention, mask: Mask, waves: Tensor | None, keys: Tensor, values: Tensor
+    ) -> None:
+        self.attention, self.mask, self.waves, self.keys, self.values = attention, mask, waves, keys, values
+
+    def __call__(self, x: Vectors) -> Vectors:
+        q, k, v = self.attention.split(self.attention.query_key_value(x), 3)
+        q, k = rotate(q, self.waves), rotate(k, self.waves)
+        self.keys, self.values = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
+        return self.attention.concat(self.attention.attend(q, self.keys, self.values, self.mask))
+
+
+class LookOver(NamedTuple):
+    """Encoder-decoder attention, a row of the source for each of the target."""
+
+    attention: CrossAttention
+    mask: Mask
+    keys: Tensor
+    values: Tensor
+
+    def __call__(self, x: Vectors) -> Vectors:
+        (q,) = self.attention.split(self.attention.query(x), 1)
+        return self.attention.concat(self.attention.attend(q, self.keys, self.values, self.mask))
+
+
+# --- Writing a model
+
+
+def export(model: EncoderDecoder, tokenizer: Tokenizer, folder: Path | str) -> None:
+    """Write a model as ONNX, its vocabulary beside it. The folder is there whole or not at all; an older one of this
+    kind is replaced."""
+    _library("onnxscript")
+    folder, config = Path(folder).absolute(), model.config
+    if config.architecture != "encoder-decoder":
+        raise ConfigError(
+            f'architecture = "{config.architecture}" cannot be exported to ONNX; only "encoder-decoder" can.'
+        )
+    for side, rows in ((tokenizer, config.vocab_size), (tokenizer.source, config.source_vocab_size)):
+        if side.size > (rows or config.vocab_size):
+            raise InputError(f"a vocabulary of {side.size} does not fit a model of {config.vocab_size} tokens.")
+    size = {"layers": config.decoder.layers, "heads": config.decoder.heads}
+    size |= {"d_k": config.d_model // config.decoder.heads, "vocab_size": config.vocab_size}
+    special = {"pad": PAD, "start": START, "end": END, "unknown": UNKNOWN}
+    about = {"sightline": {"max_length": config.positions.max_length, **special, **size}}
+    with writing_folder(folder, "decoder.onnx", "exported") as draft:
+        _write_graphs(_copy(model), draft)
+        for name, data in tokenizer.files.items():
+            (draft / name).write_bytes(data)
+        (draft / "config.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+
+
+def _copy(model: EncoderDecoder) -> EncoderDecoder:
+    """The same numbers in a model as it was built: on the processor, in float32, what is tied in one place, and nobody
+    looking into it."""
+    with torch.random.fork_rng(devices=[]):  # weights are drawn here that nobody needs: let nobody notice
+        copy = EncoderDecoder(model.config)
+    copy.load_state_dict(model.state_dict())
+    return copy.eval()
+
+
+def _write_graphs(model: EncoderDecoder, folder: Path) -> None:
+    """Sizes of the examples are such that none is taken for a fixed one: all differ, and none is 0 or 1. Nor are two
+    inputs one tensor, or they would be taken for one."""
+    config, dim = model.config, torch.export.Dim
+    batch, new, past = dim("batch"), dim("new"), dim("past")
+    source = dim("source", max=config.positions.max_length)
+    shape = (config.decoder.layers, 3, config.decoder.heads, 5, config.d_model // config.decoder.heads)
+    rows, memory, known = {0: batch, 1: source}, {1: batch, 3: source}, {1: batch, 3: past}
+    there = Input("source_mask", torch.ones(3, 5, dtype=torch.bool), rows)
+    reads = [Input("source", torch.zeros(3, 5, dtype=torch.long), rows), there]
+    writes = [
+        Input("target", torch.zeros(3, 4, dtype=torch.long), {0: batch, 1: new}),
+        there,
+        *(Input(name, torch.zeros(shape), memory) for name in ("memory_keys", "memory_values")),
+        *(Input(name, torch.zeros(*shape[:3], 7, shape[4]), known) for name in ("past_keys", "past_values")),
+    ]
+    _write(Reader(model), reads, ["memory_keys", "memory_values"], folder / "encoder.onnx")
+    _write(Writer(model), writes, ["logits", "keys", "values"], folder / "decoder.onnx")
+
+
+class Input(NamedTuple):
+    """What goes into a graph."""
+
+    name: str
+    example: Tensor
+    free: dict[int, Any]
+    """The axes that may have any size, by their names."""
+
+
+def _write(module: nn.Module, inputs: Sequence[Input], outputs: Sequence[str], path: Path) -> None:
+    names, examples, shapes = (tuple(each) for each in zip(*inputs, strict=True))
+    with _quiet(), torch.no_grad():
+        program = torch.export.export(module.eval(), examples, dynamic_shapes=shapes, strict=False)
+        exported = torch.onnx.export(
+            program,
+            dynamo=True,
+            input_names=names,
+            output_names=outputs,
+            dynamic_shapes=shapes,  # for their names
+            opset_version=OPSET,
+            verbose=False,
+        )
+        if exported is not None:
+            _forget(exported.model)
+            exported.save(str(path))
+
+
+def _forget(graphs: Any) -> None:
+    """At each node torch notes which lines of which file it comes from; nobody's folders belong in a model."""
+    graphs.metadata_props.clear()
+    graphs.graph.metadata_props.clear()
+    for node in graphs.graph:
+        node.metadata_props.clear()
+        node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
+    for value in (*graphs.graph.inputs, *graphs.graph.initializers.values()):
+        value.metadata_props.clear()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch tells its exporter's developers much that is of no use here."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+# --- Running it
+
+
+class OnnxModel:
+    """A model that `export` wrote, run by onnxruntime on the processor. `sightline.search.find.find` takes it too."""
+
+    def __init__(self, folder: Path | str, threads: int | None = None) -> None:
+        """`threads`: None for as many as it likes."""
+        library, folder = _library("onnxruntime"), Path(folder)
+        try:
+            about = json.loads((folder / "config.json").read_text("utf-8"))["sightline"]
+            self.room: int = about["max_length"]
+            self.empty: tuple[int, int, int] = (about["layers"], about["heads"], about["d_k"])
+            paths = [folder / f"{name}.onnx" for name in ("encoder", "decoder")]
+            for path in paths:
+                path.stat()
+        except (OSError, LookupError, TypeError, ValueError):
+            raise CheckpointError(f"{folder}: this is no model that was exported to ONNX.") from None
+        self.device, self.exact = torch.device("cpu"), True
+        options = library.SessionOptions()
+        options.intra_op_num_threads = threads or 0
+        options.log_severity_level = 3  # errors only
+        providers = ["CPUExecutionProvider"]
+        try:
+            self.encoder, self.decoder = (library.InferenceSession(path, options, providers) for path in paths)
+        except Exception as error:  # it has many kinds of them, none of which is another's
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise CheckpointError(f"{folder}: onnxruntime cannot use this model: {reason}.") from None
+
+    def find(
+        self,
+        sources: Sequence[Sequence[int]],
+        config: SearchConfig,
+        wishes: Sequence[Wish] | None = None,
+        *,
+        budget: int = 8192,
+    ) -> list[list[Hypothesis]]:
+        """For every source (ids without END) its best answers, best first, in the order of the sources."""
+        return find(self, sources, config, wishes, budget=budget)
+
+    @contextlib.contextmanager
+    def begin(self, source: Int[Tensor, "sentences source"], state: Beams | Samples) -> Iterator[PlainSearch]:
+        """The search for the answers to a batch of sources, padded on the right, from where it begins."""
+        if state.config.coverage_penalty > 0 and not state.config.sample:
+            raise ConfigError(
+                f"coverage_penalty = {state.config.coverage_penalty:g} needs to know where the model looks, and an "
+                "exported one does not tell; search with the model itself."
+            )
+        yield PlainSearch(OnnxScorer(self, source, beams=state.config.beams), state)
+
+    def __call__(
+        self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"]
+    ) -> Float[Tensor, "batch target vocab"]:
+        """Teacher forcing: at each position of the target, a score for every token that could come next. The sources
+        are padded on the right."""
+        return OnnxScorer(self, source).step(target)
+
+
+class OnnxScorer:
+    """The hypotheses of a batch of sources, `beams` neighbouring rows for each, as far as an exported model is
+    concerned."""
+
+    def __init__(self, model: OnnxModel, source: Int[Tensor, "sentences source"], *, beams: int = 1) -> None:
+        """`source` is padded on the right."""
+        if source.shape[1] > model.room:
+            raise InputError(f"{source.shape[1]} tokens are more than max_length = {model.room} allows.")
+        self.model, self.beams = model, beams
+        there = (source != PAD).numpy()
+        keys, values = model.encoder.run(None, {"source": source.numpy(), "source_mask": there})
+        layers, heads, d_k = model.empty
+        past = np.zeros((layers, len(source) * beams, heads, 0, d_k), np.float32)
+        self.past = {"past_keys": past, "past_values": past}
+        self.memory = {
+            "source_mask": there.repeat(beams, 0),
+            "memory_keys": keys.repeat(beams, 1),
+            "memory_values": values.repeat(beams, 1),
+        }
+
+    def step(self, tokens: Int[Tensor, "rows new"]) -> Float[Tensor, "rows new vocab"]:
+        """The scores after each of the next tokens, which are kept."""
+        length = self.past["past_keys"].shape[3] + tokens.shape[1]
+        if length > self.model.room:
+            raise InputError(f"{length} tokens are more than max_length = {self.model.room} allows.")
+        given = {"target": tokens.numpy(), **self.memory, **self.past}
+        logits, keys, values = self.model.decoder.run(["logits", "keys", "values"], given)
+        self.past = {"past_keys": keys, "past_values": values}
+        return torch.from_numpy(logits)
+
+    def next(self, tokens: Int[Tensor, "rows 1"]) -> Scores:
+        """The scores of the tokens that could follow these."""
+        logits = self.step(tokens)[:, -1]
+        return Scores(logits, logits.logsumexp(-1))
+
+    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
+        """Let each row go on from another one of its sentence."""
+        self.past = {name: kept[:, rows.numpy()] for name, kept in self.past.items()}
+
+    def keep(self, sentences: Int[Tensor, " kept"]) -> None:
+        """Go on with these sentences alone."""
+        rows = spread(sentences, self.beams)
+        self.reorder(rows)
+        there = self.memory.pop("source_mask")
+        self.memory = {name: kept[:, rows.numpy()] for name, kept in self.memory.items()}
+        self.memory["source_mask"] = there[rows.numpy()]
+
+
+# --- Comparing the two
+
+
+class Difference(NamedTuple):
+    """How far an exported model is from what it was made of."""
+
+    logits: float
+    """The largest between any two, when both read the model's own greedy answers, at once and step by step."""
+    answers: int
+    """Sources to which their greedy answers differ."""
+
+
+@torch.no_grad()
+def verify(folder: Path | str, model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> Difference:
+    """Read an exported model anew and compare it with the model, on sources (ids without END). What is too much, the
+    caller decides."""
+    if not sources:
+        raise InputError("there is nothing to compare an exported model by; give it some sources.")
+    ours, theirs, greedy = _copy(model), OnnxModel(folder), SearchConfig(beams=1)
+    expected, found = ([best.ids for best, *_ in find(one, sources, greedy)] for one in (ours, theirs))
+    gaps = []
+    for i in range(0, len(sources), BATCH):
+        source = pad_sequence([torch.tensor([*ids, END]) for ids in sources[i : i + BATCH]], True, PAD)
+        target = pad_sequence([torch.tensor([START, *ids]) for ids in expected[i : i + BATCH]], True, PAD)
+        logits = ours(source, target, source != PAD)
+        scorer = OnnxScorer(theirs, source)
+        steps = torch.cat([scorer.step(column[:, None]) for column in target.unbind(1)], 1)
+        gaps += [(given - logits)[target != PAD].abs().max() for given in (theirs(source, target), steps)]
+    different = sum(one != other for one, other in zip(expected, found, strict=True))
+    return Difference(torch.stack(gaps).max().item(), different)
