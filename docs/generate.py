@@ -78,6 +78,8 @@ MODULES = [
     "sightline.evaluate.align",
     "sightline.figures.curves",
     "sightline.interop.hugging_face",
+    "sightline.interop.marian",
+    "sightline.interop.hub",
     "sightline.interop.ctranslate2",
     "sightline.interop.onnx",
     "sightline.errors",

@@ -71,8 +71,8 @@ class PositionsConfig(Options):
     cosines (tensor2tensor, fairseq, Marian); learned: a trained table; rotary: queries and keys are turned by their
     position; none: the model sees a bag of words."""
     frequencies: Literal["paper", "tensor2tensor"] = "paper"
-    """paper: max_timescale^(-2i/d_model), as Marian has it too; tensor2tensor: a geometric series from min_timescale
-    to max_timescale, both ends included."""
+    """paper: max_timescale^(-2i/d_model), as Hugging Face's port of Marian has it; tensor2tensor: a geometric series
+    from min_timescale to max_timescale, both ends included, as Marian itself has it."""
     min_timescale: Annotated[float, Field(gt=0, strict=True)] = 1.0
     """Where tensor2tensor's series of timescales begins; the paper's rule does not use it."""
     max_timescale: Annotated[float, Field(gt=1, strict=True)] = 10_000.0
