@@ -11,14 +11,14 @@ import torch
 from sightline.checkpoint import writing_folder
 from sightline.config import SearchConfig
 from sightline.data.builtin import generate
-from sightline.errors import CheckpointError, ConfigError, InputError
+from sightline.errors import CheckpointError, ConfigError
 from sightline.interop import onnx
 from sightline.interop.ctranslate2 import SHORTLIST, CTranslate2Search, convert
 from sightline.interop.hugging_face_files import write_hugging_face
 from sightline.model.transformer import EncoderDecoder
 from sightline.search.find import find
 from sightline.search.score import force
-from sightline.text.tokenizer import END, START, UNKNOWN, Tokenizer
+from sightline.text.tokenizer import END, UNKNOWN, Tokenizer
 
 __all__ = ["KINDS", "Difference", "export"]
 

@@ -1,0 +1,135 @@
+"""One model, four programs: Sightline's own search in torch, CTranslate2, onnxruntime and Hugging Face's generate say
+the same.
+
+    python benchmarks/exports.py MODEL --pairs TEST.tsv
+
+MODEL is a folder that `sightline train` or `sightline import` wrote, TEST pairs of source and reference. The model is
+exported three times, and each program gets raw text. Where an answer is not that of torch, it is told how far the two
+are from each other by torch's own scores. Needs the development dependencies. The result goes to benchmarks/results/.
+"""
+
+import argparse
+import itertools
+import logging
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from common import keep, where
+from sacrebleu.metrics.bleu import BLEU
+
+from sightline.checkpoint import load_model, load_tokenizer
+from sightline.config import SearchConfig
+from sightline.data.corpus import Table, read_pairs
+from sightline.interop.ctranslate2 import CTranslate2Search
+from sightline.interop.export import Difference, Kind, export
+from sightline.interop.onnx import OnnxModel
+from sightline.search.find import find
+from sightline.search.score import force
+
+System = Callable[[Sequence[str], int], list[str]]
+TIE = 1e-4
+
+
+def hugging_face(folder: Path) -> System:
+    """As its users call it, with our rules of when a search is over."""
+    library: Any = transformers
+    model = library.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    words = library.AutoTokenizer.from_pretrained(folder)
+
+    @torch.no_grad()
+    def system(texts: Sequence[str], beams: int) -> list[str]:
+        given = words(list(texts), return_tensors="pt", padding=True)
+        longest = 2 * given["input_ids"].shape[1] + 10
+        options = {"num_beams": beams, "max_new_tokens": longest, "length_penalty": 1.0, "early_stopping": beams > 1}
+        found = model.generate(**given, **options)
+        return [str(text) for text in words.batch_decode(found, skip_special_tokens=True)]
+
+    return system
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--pairs", type=Path, required=True)
+    parser.add_argument("--sentences", type=int, default=500)
+    parser.add_argument("--batch", type=int, default=20)
+    parser.add_argument("--name", default="exports", help="of the result")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    transformers.utils.logging.disable_progress_bar()
+    model: Any = load_model(options.model)
+    words = load_tokenizer(options.model)
+    texts, references = zip(*itertools.islice(read_pairs(Table(options.pairs)), options.sentences), strict=True)
+
+    def by(search: Callable[[list[list[int]], SearchConfig], list[list[Any]]]) -> System:
+        def system(some: Sequence[str], beams: int) -> list[str]:
+            found = search(words.source.encode(some), SearchConfig(beams=beams))
+            return [words.decode(best.ids) for best, *_ in found]
+
+        return system
+
+    rows = []
+    with tempfile.TemporaryDirectory() as beside:
+        compared: dict[str, Difference | None] = {}
+        folders: dict[Kind, Path] = {}
+        kinds: list[Kind] = ["huggingface", "ctranslate2", "onnx"]
+        for kind in kinds:
+            folders[kind] = Path(beside) / kind
+            compared[kind] = export(model, words, folders[kind], kind)
+            print(f"{kind}: {compared[kind]}", flush=True)
+        export(model, words, Path(beside) / "int8", "ctranslate2", precision="int8")
+        systems = {
+            "torch": by(lambda sources, config: find(model, sources, config)),
+            "ctranslate2": by(CTranslate2Search(folders["ctranslate2"]).find),
+            "onnx": by(OnnxModel(folders["onnx"]).find),
+            "huggingface": hugging_face(folders["huggingface"]),
+            "ctranslate2 int8": by(CTranslate2Search(Path(beside) / "int8", "int8").find),
+        }
+        for beams in (1, 4):
+            answers: dict[str, list[str]] = {}
+            for name, system in systems.items():
+                began = time.perf_counter()
+                answers[name] = [
+                    answer
+                    for i in range(0, len(texts), options.batch)
+                    for answer in system(texts[i : i + options.batch], beams)
+                ]
+                different = [i for i, (a, b) in enumerate(zip(answers[name], answers["torch"], strict=True)) if a != b]
+                apart = [gap(model, words, texts[i], answers[name][i], answers["torch"][i]) for i in different]
+                row = {
+                    "program": name,
+                    "beams": beams,
+                    "sentences": len(texts),
+                    "differ from torch": len(different),
+                    "of these, scores nearer than 1e-4": sum(one < TIE for one in apart),
+                    "scores apart": [round(one, 6) for one in apart] if "int8" not in name else "not looked at",
+                    "bleu": round(BLEU().corpus_score(answers[name], [references]).score, 2),
+                    "seconds": round(time.perf_counter() - began, 1),
+                }
+                rows.append(row)
+                print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    about = {kind: found._asdict() for kind, found in compared.items() if found is not None}
+    settings = {"model": options.model.name, "of": options.pairs.name, "largest difference found by export": about}
+    versions = where("transformers", "ctranslate2", "onnxruntime")
+    print(f"kept in {keep(options.name, {'where': versions, 'settings': settings, 'results': rows})}")
+
+
+def gap(model: Any, words: Any, source: str, one: str, other: str) -> float:
+    """How far two answers are apart by their scores."""
+    scores = [
+        sum(log_probs) / len(log_probs)
+        for log_probs in force([model], words.source.encode([source] * 2), words.encode([one, other]))
+    ]
+    return abs(scores[0] - scores[1])
+
+
+if __name__ == "__main__":
+    main()
