@@ -24,7 +24,7 @@ from sightline.search.recorded import RecordedSearch, stage_of
 from sightline.search.rules import Rules
 from sightline.search.sampling import Samples
 from sightline.search.scorer import Scorer
-from sightline.text.tokenizer import END, PAD
+from sightline.text.tokenizer import PAD, with_end
 
 __all__ = ["TIE", "find", "stream"]
 
@@ -49,10 +49,10 @@ def find(
     sources of a batch as one row, without padding."""
     models = [models] if isinstance(models, EncoderDecoder) else list(models)
     wishes = [Wish()] * len(sources) if wishes is None else wishes
-    longest = min(model.config.positions.max_length for model in models)
+    longest, end = min(model.config.positions.max_length for model in models), models[0].config.source_end
     for ids in sources:
-        if len(ids) >= longest:
-            raise InputError(f"a source of {len(ids)} tokens is too long: the model reads at most {longest - 1}.")
+        if len(with_end(ids, end)) > longest:
+            raise InputError(f"a source of {len(ids)} tokens is too long: the model reads at most {longest - end}.")
     found: list[list[Hypothesis]] = [[] for _ in sources]
     near: list[int] = []
     for batch in _batches(sources, wishes, budget // config.beams):
@@ -124,8 +124,9 @@ def _steps(
     """A search after each token that it has added to all hypotheses of a batch, and which sentences are done. When a
     quarter of them is, these leave."""
     device = models[0].classifier.weight.device
-    longest = max(map(len, sources))
-    ids = torch.tensor([[*source, END, *[PAD] * (longest - len(source))] for source in sources], device=device)
+    read = [with_end(source, models[0].config.source_end) for source in sources]
+    longest = max(map(len, read))
+    ids = torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in read], device=device)
     room = min(model.config.positions.max_length for model in models)
     rules = Rules([len(source) + 1 for source in sources], config, wishes, room, device)
     if any(wishes[0].within):
