@@ -132,6 +132,8 @@ class ModelConfig(Options):
     """Add a bias to the four projections of attention. The paper writes none; Marian, BERT and GPT-2 have it."""
     classifier_bias: Flag = False
     """Add a bias to the logits (Marian, BERT)."""
+    source_end: Flag = True
+    """Whether a source ends in the end token, as Marian's do; OpenNMT's do not. What is trained here has it."""
     dropout: Rate = 0.1
     """Dropout on embeddings and on every sub-layer's output (§5.4)."""
     attention_dropout: Rate = 0.0

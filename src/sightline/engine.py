@@ -28,7 +28,7 @@ from sightline.search.risk import expected_chrf
 from sightline.search.score import following, force
 from sightline.text.split import Piece, gap, join, split, starts
 from sightline.text.stream import TextStream
-from sightline.text.tokenizer import END, START, Tokenizer
+from sightline.text.tokenizer import END, START, Tokenizer, with_end
 from sightline.text.words import words_of
 from sightline.trace.record import Trace, tracing
 from sightline.trace.what_if import what_if
@@ -256,7 +256,7 @@ class Engine:
         (source,), (answer,) = self.tokenizer.source.encode([text]), self.tokenizer.encode([target])
         if max(len(source), len(answer)) > self.room:
             raise InputError(f"only texts of at most {self.room} tokens can be traced.")
-        source_ids, target_ids = [*source, END], [START, *answer]
+        source_ids, target_ids = with_end(source, self.model.config.source_end), [START, *answer]
         device = self.model.classifier.weight.device
         with torch.no_grad(), tracing(self.model) as trace:
             self.model(torch.tensor([source_ids], device=device), torch.tensor([target_ids], device=device))
@@ -404,6 +404,8 @@ def load(
         if tokenizer.files != tokenizers[0].files:
             raise InputError(f"{each}: its vocabulary is not that of {paths[0]}; models that vote need one in common.")
         models.append(model)
+        if model.config.source_end != models[0].config.source_end:
+            raise InputError(f"{each}: its sources end otherwise than those of {paths[0]}; such models cannot vote.")
     if precision == "bfloat16":
         if not device.startswith("cuda"):
             raise InputError(f"bfloat16 is for a GPU, and the device is {device}; leave the precision out.")

@@ -3,7 +3,7 @@ rules.
 
 The files hold the same numbers as the model, or rounded to int8. Ids are the same as well: a token of CTranslate2's
 vocabulary is the piece that ours has for the id. So the folder also serves programs that know CTranslate2 alone (a
-source ends in the end token).
+source ends in the end token, unless the model says source_end = false).
 
 What it finds is what `sightline.search` finds, as far as `supports` promises. Where the two differ by nature:
 
@@ -39,7 +39,7 @@ from sightline.model.transformer import EncoderDecoder, FeedForward, MultiHeadAt
 from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.rules import NEVER, bounds
 from sightline.text.shortlist import Shortlist
-from sightline.text.tokenizer import END, START, UNKNOWN, Tokenizer
+from sightline.text.tokenizer import END, START, UNKNOWN, Tokenizer, with_end
 
 __all__ = ["SHORTLIST", "CTranslate2Search", "beside", "convert", "save_shortlist", "supports"]
 
@@ -58,7 +58,8 @@ ALL_AT_ONCE = 8
 """Whole answers are read in smaller batches by this, as each of their tokens has a score for all the vocabulary."""
 
 
-def _library() -> Any:
+def library() -> Any:
+    """The package itself."""
     try:
         return importlib.import_module("ctranslate2")
     except ImportError:
@@ -94,15 +95,18 @@ def convert(
 ) -> None:
     """Write a model in CTranslate2's format, its vocabulary beside it. The folder is there whole or not at all; an
     older one of this kind is replaced."""
-    specs, folder, config = _library().specs, Path(folder).absolute(), model.config
+    specs, folder, config = library().specs, Path(folder).absolute(), model.config
     _refuse(config)
     for side, size in ((tokenizer, config.vocab_size), (tokenizer.source, config.source_vocab_size)):
         if side.size > (size or config.vocab_size):
             raise InputError(f"a vocabulary of {side.size} does not fit a model of {config.vocab_size} tokens.")
     source = _names(tokenizer.source, config.source_vocab_size or config.vocab_size)
     with writing_folder(folder, "model.bin", "converted") as draft:
-        spec = _spec(specs, model, source, _names(tokenizer, config.vocab_size))
+        spec = spec_of(specs, model)
+        _tell(spec, config, source, _names(tokenizer, config.vocab_size))
         spec.validate()
+        for variable in spec.variables().values():  # copies, as weights are rounded in place
+            variable.array = variable.array.copy()
         spec.optimize(quantization=quantization)
         spec.save(str(draft))
         for name, data in tokenizer.files.items():
@@ -139,8 +143,9 @@ def _refuse(config: ModelConfig) -> None:
         )
 
 
-def _spec(specs: Any, model: EncoderDecoder, source: list[str], names: list[str]) -> Any:
-    """All there is to a model, in CTranslate2's words."""
+def spec_of(specs: Any, model: EncoderDecoder) -> Any:
+    """A model in CTranslate2's words. Where the weights are in float32 on the processor, its arrays are those of the
+    model: what is written into them is written into the model."""
     config, kinds = model.config, specs.transformer_spec
     activation = getattr(specs.Activation, ACTIVATIONS[config.activation])
     spec = specs.TransformerSpec(
@@ -153,13 +158,18 @@ def _spec(specs: Any, model: EncoderDecoder, source: list[str], names: list[str]
     for theirs, layer in zip(spec.decoder.layer, model.decoder.layers, strict=True):
         cross = layer.cross_attention
         _attention(theirs.attention, [cross.query, cross.key_value], cross, layer.cross_attention_residual)
+    return spec
+
+
+def _tell(spec: Any, config: ModelConfig, source: list[str], names: list[str]) -> None:
+    """What is written beside the weights."""
     spec.register_source_vocabulary(source)
     spec.register_target_vocabulary(names)
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = names[UNKNOWN], names[START], names[END]
     spec.config.decoder_start_token = names[START]
     spec.config.layer_norm_epsilon = config.norm_epsilon
-    spec.config.add_attribute("sightline", {"max_length": config.positions.max_length})
-    return spec
+    about = {"max_length": config.positions.max_length, "source_end": config.source_end}
+    spec.config.add_attribute("sightline", about)
 
 
 def _stack(make: Any, stack: Stack, config: ModelConfig, size: StackConfig, activation: Any) -> Any:
@@ -219,19 +229,19 @@ def _norm(spec: Any, ours: Any) -> None:
 
 
 def _array(weight: Tensor) -> NDArray[np.float32]:
-    """A copy, as weights are rounded in place."""
-    return weight.detach().float().cpu().numpy().copy()
+    return weight.detach().float().cpu().numpy()
 
 
 def _names(tokenizer: Tokenizer, size: int) -> list[str]:
     """A name for every id, each another: GPT-2 has one piece for start and end, and models have ids without a piece."""
     names: dict[str, None] = {}
     for i, piece in enumerate([*tokenizer.all_pieces(), *[""] * (size - tokenizer.size)]):
-        names[_new(piece or f"<{i}>", names)] = None
+        names[new_name(piece or f"<{i}>", names)] = None
     return list(names)
 
 
-def _new(name: str, known: Container[str]) -> str:
+def new_name(name: str, known: Container[str]) -> str:
+    """A name that is not known, as near to this as can be."""
     while name in known:
         name += "'"
     return name
@@ -299,11 +309,12 @@ class CTranslate2Search:
     ) -> None:
         """`compute_type` need not be what the folder was written in. `threads`: None for as many as it likes.
         `shortlist`: the file of one, by which it then searches."""
-        library, folder = _library(), Path(folder)
+        package, folder = library(), Path(folder)
         try:
             files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
             about = json.loads(files["config.json"])
             self._room: int = about["sightline"]["max_length"]
+            self._end: bool = about["sightline"].get("source_end", True)
             sides = ["shared"] * 2 if "shared_vocabulary.json" in files else ["source", "target"]
             self._source_names, self._names = (json.loads(files[f"{side}_vocabulary.json"]) for side in sides)
             files["config.json"] = json.dumps({**about, "unk_token": about["eos_token"]}).encode()
@@ -316,9 +327,9 @@ class CTranslate2Search:
         if shortlist is not None:
             files[SHORTLIST] = self._read_shortlist(shortlist)
         # A source that is nothing but the end it does not read; by a name that it does not know, the end is read.
-        self._source_names[END] = _new(about["eos_token"], self._source_names)
+        self._source_names[END] = new_name(about["eos_token"], self._source_names)
         try:
-            self._translator = library.Translator(
+            self._translator = package.Translator(
                 str(folder), files=files, device="cpu", compute_type=compute_type, intra_threads=threads or 0
             )
         except (RuntimeError, ValueError) as error:
@@ -376,10 +387,10 @@ class CTranslate2Search:
         return [sorted(answer, key=lambda one: -one.score)[: config.nbest] for answer in answers]
 
     def _task(self, source: Sequence[int], wish: Wish, config: SearchConfig) -> Task:
-        length = len(source) + 1
-        if length > self._room:
-            raise InputError(f"a source of {length - 1} tokens is too long: the model reads at most {self._room - 1}.")
-        return Task(source, wish, *bounds(length, config, wish, self._room))
+        if len(with_end(source, self._end)) > self._room:
+            most = self._room - self._end
+            raise InputError(f"a source of {len(source)} tokens is too long: the model reads at most {most}.")
+        return Task(source, wish, *bounds(len(source) + 1, config, wish, self._room))
 
     def _search(self, tasks: list[Task], config: SearchConfig, log_probs: bool) -> list[list[Found]]:
         """The hypotheses of each task that can be among its best, as ids without the end."""
@@ -500,8 +511,8 @@ class CTranslate2Search:
         )
         return [list(result.log_probs) for result in results]
 
-    def _source(self, ids: Iterable[int]) -> list[str]:
-        return [self._source_names[i] for i in [*ids, END]]
+    def _source(self, ids: Sequence[int]) -> list[str]:
+        return [self._source_names[i] for i in with_end(ids, self._end)]
 
     def _target(self, ids: Iterable[int]) -> list[str]:
         return [self._names[i] for i in ids]

@@ -245,7 +245,7 @@ def to_hugging_face(model: EncoderDecoder, *, pad: int = PAD, start: int = START
 
 def _refuse_to_write(config: ModelConfig, kind: str) -> None:
     known: dict[str, Any] = {"final_norm": (None, config.norm == "pre"), "embedding_norm": (False,), "segments": (0,)}
-    known |= {"activation": tuple(ACTIVATIONS.values())}
+    known |= {"activation": tuple(ACTIVATIONS.values()), "source_end": (True,)}
     known |= {"tie": ("all",)} if kind == "Pegasus" else {}
     for field, values in known.items():
         if getattr(config, field) not in values:

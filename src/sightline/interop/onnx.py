@@ -35,7 +35,7 @@ from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.sampling import Samples
 from sightline.search.scorer import Scores
 from sightline.search.state import spread
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
+from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer, with_end
 
 __all__ = ["Difference", "OnnxModel", "OnnxScorer", "export", "verify"]
 
@@ -155,7 +155,8 @@ def export(model: EncoderDecoder, tokenizer: Tokenizer, folder: Path | str) -> N
     size = {"layers": config.decoder.layers, "heads": config.decoder.heads}
     size |= {"d_k": config.d_model // config.decoder.heads, "vocab_size": config.vocab_size}
     special = {"pad": PAD, "start": START, "end": END, "unknown": UNKNOWN}
-    about = {"sightline": {"max_length": config.positions.max_length, **special, **size}}
+    length = {"max_length": config.positions.max_length, "source_end": config.source_end}
+    about = {"sightline": {**length, **special, **size}}
     with writing_folder(folder, "decoder.onnx", "exported") as draft:
         _write_graphs(_copy(model), draft)
         for name, data in tokenizer.files.items():
@@ -257,6 +258,7 @@ class OnnxModel:
         try:
             about = json.loads((folder / "config.json").read_text("utf-8"))["sightline"]
             self.room: int = about["max_length"]
+            self.source_end: bool = about["source_end"]
             self.empty: tuple[int, int, int] = (about["layers"], about["heads"], about["d_k"])
             paths = [folder / f"{name}.onnx" for name in ("encoder", "decoder")]
             for path in paths:
@@ -373,7 +375,8 @@ def verify(folder: Path | str, model: EncoderDecoder, sources: Sequence[Sequence
     expected, found = ([best.ids for best, *_ in find(one, sources, greedy)] for one in (ours, theirs))
     gaps = []
     for i in range(0, len(sources), BATCH):
-        source = pad_sequence([torch.tensor([*ids, END]) for ids in sources[i : i + BATCH]], True, PAD)
+        rows = [torch.tensor(with_end(ids, theirs.source_end)) for ids in sources[i : i + BATCH]]
+        source = pad_sequence(rows, True, PAD)
         target = pad_sequence([torch.tensor([START, *ids]) for ids in expected[i : i + BATCH]], True, PAD)
         logits = ours(source, target, source != PAD)
         scorer = OnnxScorer(theirs, source)

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sightline.errors import InputError
 from sightline.model.transformer import EncoderDecoder
-from sightline.text.tokenizer import END, PAD, START
+from sightline.text.tokenizer import PAD, START, with_end
 
 __all__ = [
     "Alignment",
@@ -89,7 +89,7 @@ def weigh(
     for place, looks in _look(model, given, wanted, groups):
         i = some[place]
         first = [targets[i].words.index(word) + (step == "reads") for word in sorted(set(targets[i].words))]
-        yield i, looks[:, first, :-1] @ _members(sources[i].words)
+        yield i, looks[:, first] @ _members(sources[i].words)
 
 
 def link(weights: Float[Tensor, "target source"], source: Words, target: Words) -> Alignment:
@@ -137,15 +137,15 @@ def _look(
     budget: int = 8192,
 ) -> Iterator[tuple[int, Float[Tensor, "groups step source"]]]:
     """For each pair its number and what each group of heads looks at, on average, in no order. Step 0 reads the start
-    and predicts the first token of the target, step i reads the i-th; the last column is the end of the source.
+    and predicts the first token of the target, step i reads the i-th; the end of the source has no column.
     `budget`: tokens of a batch."""
     size = [len(source) + len(target) + 2 for source, target in zip(sources, targets, strict=True)]
     order = sorted(range(len(sources)), key=lambda i: -size[i])
-    device = model.classifier.weight.device
+    device, end = model.classifier.weight.device, model.config.source_end
     while order:
         batch = order[: max(1, budget // size[order[0]])]
         order = order[len(batch) :]
-        source = pad_sequence([torch.tensor([*sources[i], END]) for i in batch], True, PAD).to(device)
+        source = pad_sequence([torch.tensor(with_end(sources[i], end)) for i in batch], True, PAD).to(device)
         target = pad_sequence([torch.tensor([START, *targets[i]]) for i in batch], True, PAD).to(device)
         layout = source != PAD
         sums = torch.zeros(len(batch), len(groups), target.shape[1], source.shape[1], device=device)
@@ -153,7 +153,7 @@ def _look(
             model.decode(target, model.encoder(source, layout), layout)
         counts = torch.tensor([len(heads) for heads in groups], device=device)[:, None, None]
         for i, looks in zip(batch, (sums / counts).cpu(), strict=True):
-            yield i, looks[:, : len(targets[i]) + 1, : len(sources[i]) + 1]
+            yield i, looks[:, : len(targets[i]) + 1, : len(sources[i])]
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from sightline.search.recorded import RecordedSearch, stage_of
 from sightline.search.rules import Rules
 from sightline.search.sampling import Samples
 from sightline.search.scorer import Scorer, Scores
-from sightline.text.tokenizer import END, PAD
+from sightline.text.tokenizer import PAD, with_end
 
 __all__ = ["TIE", "PlainSearch", "Translator", "find", "stream"]
 
@@ -46,6 +46,8 @@ class Translator(Protocol):
     device: torch.device
     exact: bool
     """Whether it computes in float32."""
+    source_end: bool
+    """Whether a source ends in END."""
 
     def begin(
         self, source: Int[Tensor, "sentences source"], state: Beams | Samples
@@ -68,9 +70,9 @@ def find(
     models = [models] if isinstance(models, EncoderDecoder) else models
     translator = models if isinstance(models, Translator) else Models(models, packed)
     wishes = [Wish()] * len(sources) if wishes is None else wishes
+    most = translator.room - translator.source_end
     for ids in sources:
-        if len(ids) >= translator.room:
-            most = translator.room - 1
+        if len(ids) > most:
             raise InputError(f"a source of {len(ids)} tokens is too long: the model reads at most {most}.")
     found: list[list[Hypothesis]] = [[] for _ in sources]
     near: list[int] = []
@@ -134,8 +136,9 @@ def _steps(
     """A search after each token that it has added to all hypotheses of a batch, and which sentences are done. When a
     quarter of them is, these leave."""
     device = translator.device
-    longest = max(map(len, sources))
-    ids = torch.tensor([[*source, END, *[PAD] * (longest - len(source))] for source in sources], device=device)
+    read = [with_end(source, translator.source_end) for source in sources]
+    longest = max(map(len, read))
+    ids = torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in read], device=device)
     rules = Rules([len(source) + 1 for source in sources], config, wishes, translator.room, device)
     if any(wishes[0].within):
         state: Beams | Samples = ConstrainedBeams(rules, config, ids != PAD, wishes[0])
@@ -159,7 +162,7 @@ class Models:
         weight = models[0].classifier.weight
         self.models, self.packed = models, packed
         self.room = min(model.config.positions.max_length for model in models)
-        self.device = weight.device
+        self.device, self.source_end = weight.device, models[0].config.source_end
         self.exact = weight.dtype == torch.float32 and not torch.is_autocast_enabled(weight.device.type)
 
     @contextlib.contextmanager

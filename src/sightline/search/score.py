@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sightline.model.transformer import EncoderDecoder
 from sightline.search.rules import NEVER
-from sightline.text.tokenizer import END, PAD, START
+from sightline.text.tokenizer import END, PAD, START, with_end
 
 __all__ = ["following", "force"]
 
@@ -28,11 +28,11 @@ def force(
     found: list[list[float]] = [[] for _ in sources]
     size = [len(source) + len(target) + 2 for source, target in zip(sources, targets, strict=True)]
     order = sorted(range(len(sources)), key=lambda i: -size[i])
-    device = models[0].classifier.weight.device
+    device, end = models[0].classifier.weight.device, models[0].config.source_end
     while order:
         batch = order[: max(1, budget // size[order[0]])]
         order = order[len(batch) :]
-        source = pad_sequence([torch.tensor([*sources[i], END]) for i in batch], True, PAD).to(device)
+        source = pad_sequence([torch.tensor(with_end(sources[i], end)) for i in batch], True, PAD).to(device)
         target = pad_sequence([torch.tensor([START, *targets[i], END]) for i in batch], True, PAD).to(device)
         log_probs = _log_probs(models, source, target[:, :-1])
         rows = log_probs.gather(2, target[:, 1:, None])[:, :, 0].tolist()
@@ -48,7 +48,8 @@ def following(
     """The tokens that are likeliest to come after the beginning of an answer, the end among them, each with its
     log-probability."""
     device = models[0].classifier.weight.device
-    ids, target = (torch.tensor([row], device=device) for row in ([*source, END], [START, *begun]))
+    rows = with_end(source, models[0].config.source_end), [START, *begun]
+    ids, target = (torch.tensor([row], device=device) for row in rows)
     log_probs = _log_probs(models, ids, target)[0, -1]
     log_probs[NEVER] = -math.inf
     best = log_probs.topk(min(count, len(log_probs) - len(NEVER)))

@@ -21,7 +21,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from sightline.errors import InputError
 
-__all__ = ["END", "PAD", "START", "UNKNOWN", "Tokenizer", "suggest_vocab_size"]
+__all__ = ["END", "PAD", "START", "UNKNOWN", "Tokenizer", "suggest_vocab_size", "with_end"]
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3
 NAMES = "<pad>", "<s>", "</s>", "<unk>"  # where a vocabulary has none of its own
@@ -187,6 +187,12 @@ class Tokenizer:
         return self.pieces(range(self.size))
 
 
+def with_end(source: Sequence[int], end: bool) -> list[int]:
+    """What a model reads of a source: its ids and the end. `end`: whether the model knows sources by their end
+    (`ModelConfig.source_end`); if not, only a source of nothing has one, so that there is something to read."""
+    return [*source, END] if end or not source else list(source)
+
+
 def suggest_vocab_size(sentences: int) -> int:
     """A vocabulary that fits the corpus: more text can teach more words."""
     for limit, size in ((20_000, 4_000), (200_000, 10_000), (1_000_000, 16_000)):
@@ -314,7 +320,9 @@ class ListedPieces:
         return text[: text.find("<<") + 2] if self._codes and text.startswith(">>") and "<<" in text else ""
 
     def decode(self, ids: list[int]) -> str:
-        return str(self._processor.DecodePieces(list(map(self.piece, ids))))
+        # A piece that sentencepiece does not know (there may be one for sources only) it leaves as it is written.
+        text = str(self._processor.DecodePieces(list(map(self.piece, ids))))
+        return text.replace("▁", " ").removeprefix(" ") if "▁" in text else text
 
     def piece(self, own: int) -> str:
         return self._pieces[own]

@@ -19,7 +19,7 @@ from sightline.config import Config, load
 from sightline.data.corpus import Corpus, Dialogue, Parallel, Table, Text, lines, read_dialogues, read_pairs
 from sightline.data.feed import Feed
 from sightline.data.store import Cleaning, Store, Weighted, prepare, prepare_dialogues, prepare_texts
-from sightline.errors import CheckpointError, InputError
+from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.model.transformer import Model, build
 from sightline.text.split import split
 from sightline.text.tokenizer import Tokenizer, suggest_vocab_size
@@ -169,6 +169,8 @@ def _configure(request: Request, corpora: Sequence[Weighted[Any]], note: Note, o
             f"this text needs a model that is {wanted}, and the configuration asks for one that is "
             f"{config.model.architecture}; choose another preset."
         )
+    if not config.model.source_end:
+        raise ConfigError("model.source_end = false cannot be trained: sources here always end in the end token.")
     return config
 
 
