@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from common import keep, where
 from sacrebleu.metrics.bleu import BLEU
 
@@ -28,6 +27,8 @@ from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
 from sightline.interop.ctranslate2 import CTranslate2Search
 from sightline.interop.export import Difference, Kind, export
+from sightline.interop.hugging_face import library
+from sightline.interop.hugging_face_files import quiet
 from sightline.interop.onnx import OnnxModel
 from sightline.search.find import find
 from sightline.search.score import force
@@ -38,9 +39,9 @@ TIE = 1e-4
 
 def hugging_face(folder: Path) -> System:
     """As its users call it, with our rules of when a search is over."""
-    library: Any = transformers
-    model = library.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
-    words = library.AutoTokenizer.from_pretrained(folder)
+    with quiet():
+        model = library().AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+        words = library().AutoTokenizer.from_pretrained(folder)
 
     @torch.no_grad()
     def system(texts: Sequence[str], beams: int) -> list[str]:
@@ -64,7 +65,6 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    transformers.utils.logging.disable_progress_bar()
     model: Any = load_model(options.model)
     words = load_tokenizer(options.model)
     texts, references = zip(*itertools.islice(read_pairs(Table(options.pairs)), options.sentences), strict=True)

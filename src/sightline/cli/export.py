@@ -45,14 +45,21 @@ def export(
     if not isinstance(ours, EncoderDecoder):
         raise InputError(f"{model}: this model is {ours.config.architecture}; only one that translates is exported.")
     shortlist = Path(model) / SHORTLIST
-    more = {"shortlist": shortlist if shortlist.exists() else None, "verify": verify}
-    found = write(ours, tokenizer, out, to.value, precision=precision.value, **more)
+    found = write(
+        ours,
+        tokenizer,
+        out,
+        to.value,
+        precision=precision.value,
+        shortlist=shortlist if shortlist.exists() else None,
+        verify=verify,
+    )
     if found is None:
         typer.echo("not compared with the model", err=True)
     else:
         typer.echo(
-            f"compared on {found.sentences} sentences: numbers differ by {found.numbers:.1e} at most, and "
-            f"{found.answers or 'no'} answer{'s' if found.answers > 1 else ''} differ{'s' * (found.answers == 1)}",
+            f"compared with the model on {found.sentences} sentences: numbers differ by {found.numbers:.1e} at most, "
+            f"{found.answers} of the answers differ",
             err=True,
         )
     typer.echo(str(out))

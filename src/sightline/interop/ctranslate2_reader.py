@@ -535,7 +535,7 @@ def _renamed(entries: list[str], told: Tokens) -> list[str]:
 
 def _pieces(files: Files, where: Path) -> tuple[bytes, bytes]:
     """What cuts sources and targets."""
-    pairs = (("source.spm", "target.spm"), ("source-tokenizer.model", "tokenizer.model"))
+    pairs: tuple[tuple[str, str], ...] = (("source.spm", "target.spm"), ("source-tokenizer.model", "tokenizer.model"))
     pairs += tuple((name, name) for name in ("sentencepiece.model", "tokenizer.model", "source.spm"))
     for source, target in pairs:
         if source in files and target in files:

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -14,7 +14,8 @@ from sightline.data.builtin import generate
 from sightline.errors import CheckpointError, ConfigError
 from sightline.interop import onnx
 from sightline.interop.ctranslate2 import SHORTLIST, CTranslate2Search, convert
-from sightline.interop.hugging_face_files import write_hugging_face
+from sightline.interop.hugging_face import library
+from sightline.interop.hugging_face_files import quiet, write_hugging_face
 from sightline.model.transformer import EncoderDecoder
 from sightline.search.find import find
 from sightline.search.score import force
@@ -105,11 +106,9 @@ def _as_onnx(folder: Path, model: EncoderDecoder, tokenizer: Tokenizer) -> Diffe
 
 @torch.no_grad()
 def _as_hugging_face(folder: Path, model: EncoderDecoder, tokenizer: Tokenizer) -> Difference:
-    import transformers  # noqa: PLC0415 - only this needs it
-
-    library: Any = transformers
-    theirs = library.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
-    words = library.AutoTokenizer.from_pretrained(folder)
+    with quiet():
+        theirs = library().AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+        words = library().AutoTokenizer.from_pretrained(folder)
     numbers = {piece: i for i, piece in enumerate(tokenizer.all_pieces())}
     names = {i: piece for piece, i in (words.target_encoder if words.separate_vocabs else words.encoder).items()}
     for text, ids in zip(_texts(), tokenizer.source.encode(_texts()), strict=True):

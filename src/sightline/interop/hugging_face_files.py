@@ -3,9 +3,11 @@
 Nothing in a folder is run. Weights are best in safetensors; a pickle is read as far as it has numbers only.
 """
 
+import contextlib
 import json
 import pickle
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sightline.errors import CheckpointError, ConfigError, InputError
-from sightline.interop.hugging_face import DEFAULTS, converted, to_hugging_face
+from sightline.interop.hugging_face import DEFAULTS, converted, library, to_hugging_face
 from sightline.interop.numbers import adopted, returned
 from sightline.model.transformer import EncoderDecoder, Model
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["read_hugging_face", "read_weights", "write_hugging_face"]
+__all__ = ["quiet", "read_hugging_face", "read_json", "read_weights", "write_hugging_face"]
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 
@@ -126,6 +128,19 @@ def _pieces(path: Path, size: int, start: int) -> list[str]:
     return pieces
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """The library draws bars for each file."""
+    bars = library().utils.logging
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
+
+
 def write_hugging_face(model: EncoderDecoder, tokenizer: Tokenizer, folder: Path) -> None:
     """A folder that `AutoModelForSeq2SeqLM` and `AutoTokenizer` load. What may not come in an answer (padding, start,
     unknown) is suppressed there too, and the search is by four beams."""
@@ -137,7 +152,8 @@ def write_hugging_face(model: EncoderDecoder, tokenizer: Tokenizer, folder: Path
     search = theirs.generation_config
     search.suppress_tokens = sorted({own.pad, own.start, own.unknown})
     search.num_beams, search.max_length, search.max_new_tokens = 4, None, 512
-    theirs.save_pretrained(folder)
+    with quiet():
+        theirs.save_pretrained(folder)
     for name, data in zip(("source.spm", "target.spm"), models, strict=True):
         (folder / name).write_bytes(data or b"")
     lists = {"vocab.json": own.source_pieces}
