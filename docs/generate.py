@@ -79,6 +79,7 @@ MODULES = [
     "sightline.figures.curves",
     "sightline.interop.hugging_face",
     "sightline.interop.ctranslate2",
+    "sightline.interop.ctranslate2_reader",
     "sightline.errors",
 ]
 NOTE = "<!-- Written by docs/generate.py from the code; edit the code instead. -->\n\n"
