@@ -78,10 +78,15 @@ MODULES = [
     "sightline.evaluate.align",
     "sightline.figures.curves",
     "sightline.interop.hugging_face",
+    "sightline.interop.hugging_face_files",
     "sightline.interop.marian",
     "sightline.interop.hub",
     "sightline.interop.ctranslate2",
+    "sightline.interop.ctranslate2_reader",
     "sightline.interop.onnx",
+    "sightline.interop.numbers",
+    "sightline.interop.reading",
+    "sightline.interop.export",
     "sightline.errors",
 ]
 NOTE = "<!-- Written by docs/generate.py from the code; edit the code instead. -->\n\n"

@@ -30,10 +30,9 @@ def import_(
         raise InputError(f"{out}: there is a model here already; choose another --out.")
     path = find(source, revision=revision, offline=offline)
     kind, read = kind_of(path)
-    typer.echo(f"reading {kind}", err=True)
     model, tokenizer = read(path)
     save_model(model, out, tokenizer)
     count = sum(parameter.numel() for parameter in model.parameters())
     words = f"{tokenizer.size:,} entries" if tokenizer.joint else f"{tokenizer.source.size:,} and {tokenizer.size:,}"
-    typer.echo(f"{model.config.architecture}, {count:,} parameters, vocabulary of {words}", err=True)
+    typer.echo(f"{kind}: {model.config.architecture}, {count:,} parameters, vocabulary of {words}", err=True)
     typer.echo(str(out))

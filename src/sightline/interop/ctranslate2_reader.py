@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.config import ModelConfig, PositionsConfig, StackConfig
+from sightline.config import ModelConfig, PositionsConfig
 from sightline.errors import CheckpointError, ConfigError
 from sightline.interop.ctranslate2 import ACTIVATIONS, library, new_name, spec_of
 from sightline.interop.numbers import adopted
@@ -54,7 +54,7 @@ LENGTH = 4096
 SHARED = 32
 """A model has at most so many times the weights of its file, where layers share them."""
 MOST, DENSEST = 4 * 2**30, 200
-"""Bytes of a package's files, and how many times smaller than these it can be."""
+"""Bytes of a file in a package, and how many times smaller it can be packed."""
 WANTED = re.compile(r"(model\.bin|config\.json|(shared|source|target)_vocabulary\.(json|txt))")
 PIECES = "sentencepiece.model", "tokenizer.model", "source-tokenizer.model", "source.spm", "target.spm"
 
@@ -142,9 +142,10 @@ def _chosen(entries: list[zipfile.ZipInfo], where: Path) -> dict[str, zipfile.Zi
             if stat.S_ISLNK(entry.external_attr >> 16):
                 raise CheckpointError(f"{where}: the entry {entry.filename!r} is a link, and no file.")
             found[name] = entry
-    size = sum(entry.file_size for entry in found.values())
-    if size > min(MOST, DENSEST * max(where.stat().st_size, 2**16)):
-        raise CheckpointError(f"{where}: its files would be {size:,} bytes, which no package of this size has.")
+        if entry.file_size > min(MOST, DENSEST * max(entry.compress_size, 2**16)):
+            raise CheckpointError(
+                f"{where}: {entry.filename!r} would be {entry.file_size:,} bytes, which it cannot be."
+            )
     return found
 
 
@@ -380,13 +381,10 @@ def _weights(config: ModelConfig) -> int:
     return layers + 3 * wide * max(config.vocab_size, config.source_vocab_size or 0)
 
 
-def _stack(theirs: Variables, side: str) -> StackConfig:
+def _stack(theirs: Variables, side: str) -> Any:
     layers = {found[1] for found in map(re.compile(rf"{side}/layer_(\d+)/").match, theirs.names) if found}
-    return StackConfig(
-        layers=len(layers),
-        heads=int(theirs.scalar(f"{side}/num_heads", 8)),
-        d_ff=theirs.shape(f"{side}/layer_0/ffn/linear_0/weight", 2)[0],
-    )
+    d_ff, _ = theirs.shape(f"{side}/layer_0/ffn/linear_0/weight", 2)
+    return {"layers": len(layers), "heads": theirs.scalar(f"{side}/num_heads", 8), "d_ff": d_ff}
 
 
 def _activation(theirs: Variables) -> Any:
@@ -455,7 +453,7 @@ def _fill(model: EncoderDecoder, theirs: Variables) -> None:
     tables = {f"{side}/position_encodings/encodings" for side in ("encoder", "decoder")}
     told = {"with_source_bos", "with_source_eos", "with_target_bos", "user_decoder_start_tokens"}
     told |= {"decoder/start_from_zero_embedding", "unk_token", "bos_token", "eos_token"}
-    unknown = sorted(theirs.names - spec.keys() - tables - told)
+    unknown = sorted(name for name in theirs.names - spec.keys() - tables - told if not name.endswith(IRRELEVANT))
     if unknown:
         raise ConfigError(f"{theirs.described(unknown[0])} is not supported; Sightline computes no such thing.")
     for name, ours in spec.items():
@@ -535,11 +533,14 @@ def _renamed(entries: list[str], told: Tokens) -> list[str]:
 
 def _pieces(files: Files, where: Path) -> tuple[bytes, bytes]:
     """What cuts sources and targets."""
-    pairs: tuple[tuple[str, str], ...] = (("source.spm", "target.spm"), ("source-tokenizer.model", "tokenizer.model"))
-    pairs += tuple((name, name) for name in ("sentencepiece.model", "tokenizer.model", "source.spm"))
+    pairs = [("source.spm", "target.spm"), ("source-tokenizer.model", "tokenizer.model")]
+    pairs += [(name, name) for name in ("sentencepiece.model", "tokenizer.model", "source.spm")]
     for source, target in pairs:
         if source in files and target in files:
-            return files[source], files[target]
+            cut = [Tokenizer(files[name], f"{where}/{name}").sentencepiece for name in (source, target)]
+            if cut[0] is not None and cut[1] is not None:
+                return cut[0], cut[1]
+            raise ConfigError(f"{where}/{target}: only sentencepiece may cut the text of a model from CTranslate2.")
     raise CheckpointError(
         f"{where}: there is no sentencepiece.model beside the model; name the file that cuts its text."
     )

@@ -1,0 +1,116 @@
+"""`sightline import` and `sightline export`, as people call them: out, and in again, with the same answers."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import sightline
+from sightline.checkpoint import load_model, load_tokenizer
+from sightline.config import SearchConfig
+from sightline.data.builtin import generate
+from sightline.interop.ctranslate2 import CTranslate2Search
+from sightline.interop.onnx import OnnxModel
+from sightline.search.find import find
+
+COMMAND = [sys.executable, "-m", "sightline.cli.main"]
+TEXTS = [pair.source for pair in generate("test", 12)]
+
+
+def run(*arguments):
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def sentence(done):
+    """What it said of a mistake, in one line."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def exported(taught, tmp_path_factory):
+    """The same model for three programs."""
+    folder = tmp_path_factory.mktemp("exported")
+    for kind in ("huggingface", "ctranslate2", "onnx"):
+        done = run("export", taught, "--to", kind, "--out", folder / kind)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"{folder / kind}\n"
+        assert done.stderr.startswith("compared with the model on 16 sentences: numbers differ by ")
+        assert float(done.stderr.split("by ")[1].split()[0]) < 1e-4
+        assert done.stderr.endswith(" at most, 0 of the answers differ\n")
+    return folder
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_four_programs_say_the_same(taught, exported, beams):
+    model, tokenizer = load_model(taught), load_tokenizer(taught)
+    sources, config = tokenizer.encode(TEXTS), SearchConfig(beams=beams)
+    ours = [best.ids for best, *_ in find(model, sources, config)]
+    assert [best.ids for best, *_ in CTranslate2Search(exported / "ctranslate2").find(sources, config)] == ours
+    assert [best.ids for best, *_ in OnnxModel(exported / "onnx").find(sources, config)] == ours
+    program = f"""
+import json, sys
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])
+words = AutoTokenizer.from_pretrained(sys.argv[1])
+given = words(json.loads(sys.argv[2]), return_tensors="pt", padding=True)
+found = model.generate(**given, num_beams={beams}, early_stopping={beams > 1}, length_penalty=1.0, max_new_tokens=100)
+print(json.dumps(words.batch_decode(found, skip_special_tokens=True)))
+assert "sightline" not in sys.modules
+"""
+    command = [sys.executable, "-c", program, str(exported / "huggingface"), json.dumps(TEXTS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [tokenizer.decode(ids) for ids in ours]
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "ctranslate2"])
+def test_what_went_out_comes_in_again(taught, exported, tmp_path, kind):
+    done = run("import", exported / kind, "--out", tmp_path / "again")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path / 'again'}\n"
+    assert f"{load_tokenizer(taught).size:,} entries" in done.stderr
+    before, after = sightline.load(taught, engine="torch"), sightline.load(tmp_path / "again", engine="torch")
+    assert [one.text for one in after.translate(TEXTS)] == [one.text for one in before.translate(TEXTS)]
+    for one, other in zip(before.score(TEXTS, TEXTS), after.score(TEXTS, TEXTS), strict=True):
+        assert other.log_probs == pytest.approx(one.log_probs, abs=1e-4)
+    names = after.trace(TEXTS[0]).names()
+    assert set(before.trace(TEXTS[0]).names()) <= set(names)
+
+
+def test_int8_and_a_shortlist_for_ctranslate2(taught, tmp_path):
+    shutil.copytree(taught, tmp_path / "model", ignore=shutil.ignore_patterns("checkpoints", "ctranslate2*"))
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"{p.source}\t{p.target}\n" for p in generate("train", 2000)), "utf-8")
+    assert run("shortlist", tmp_path / "model", "--pairs", pairs).returncode == 0
+    out = tmp_path / "out"
+    done = run("export", tmp_path / "model", "--to", "ctranslate2", "--out", out, "--precision", "int8")
+    assert done.returncode == 0, done.stderr
+    assert (out / "vmap.txt").read_bytes() == (tmp_path / "model" / "vmap.txt").read_bytes()
+    small = (out / "model.bin").stat().st_size
+    done = run("export", tmp_path / "model", "--to", "ctranslate2", "--out", out, "--no-verify")
+    assert (done.returncode, done.stderr) == (0, "not compared with the model\n")
+    assert small < 0.75 * (out / "model.bin").stat().st_size
+
+
+def test_mistakes_are_told_in_a_sentence_and_leave_nothing(taught, tmp_path):
+    out = tmp_path / "out"
+    assert "no such folder or package" in sentence(run("import", tmp_path / "none", "--out", out))
+    (tmp_path / "empty").mkdir()
+    assert "no kind of model is known" in sentence(run("import", tmp_path / "empty", "--out", out))
+    (tmp_path / "x.argosmodel").write_bytes(b"PK")
+    assert "no package of Argos Translate" in sentence(run("import", tmp_path / "x.argosmodel", "--out", out))
+    assert "there is a model here already" in sentence(run("import", tmp_path / "empty", "--out", taught))
+    assert "is for ctranslate2" in sentence(run("export", taught, "--to", "onnx", "--out", out, "--precision", "int8"))
+    assert "this is there already" in sentence(run("export", taught, "--to", "onnx", "--out", taught))
+    assert "there is no model here" in sentence(run("export", tmp_path / "empty", "--to", "onnx", "--out", out))
+    assert run("export", taught, "--to", "paper", "--out", out).returncode == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "x.argosmodel"]
+
+
+def test_a_model_of_ours_is_no_model_from_elsewhere(taught, tmp_path):
+    assert "model_type = None" in sentence(run("import", taught, "--out", tmp_path / "out"))

@@ -1,0 +1,128 @@
+"""Real translators of OPUS-MT (Tiedemann and Thottingal, 2020). Too large to ship: the tests run where these variables
+name them.
+
+SIGHTLINE_OPUS_MT: a folder with `opus-mt-en-fr` (of the Hugging Face hub) and `opus-mt-zh-en.argosmodel` (of Argos).
+SIGHTLINE_DATA: a folder with pairs, `tatoeba/en-fr.test.tsv.gz`, `en-fr.train.tsv.xz` and `en-zh.dev.tsv.gz`.
+"""
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import sightline
+from sightline.data.corpus import Table, read_pairs
+from sightline.evaluate.scores import values
+from sightline.text.tokenizer import END, START
+
+OPUS, DATA = (Path(os.environ.get(name, "")) for name in ("SIGHTLINE_OPUS_MT", "SIGHTLINE_DATA"))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not {"SIGHTLINE_OPUS_MT", "SIGHTLINE_DATA"} <= {*os.environ}, reason="needs OPUS-MT's models"),
+]
+COMMAND = [sys.executable, "-m", "sightline.cli.main"]
+TIRED, WIDE = (f"The animal didn't cross the street because it was too {how}." for how in ("tired", "wide"))
+
+
+def run(*arguments):
+    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def pairs(name, count=None):
+    return list(itertools.islice(read_pairs(Table(DATA / "tatoeba" / name)), count))
+
+
+@pytest.fixture(scope="module")
+def french(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("opus") / "en-fr"
+    run("import", OPUS / "opus-mt-en-fr", "--out", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    from transformers import MarianMTModel, MarianTokenizer
+
+    folder = OPUS / "opus-mt-en-fr"
+    return MarianMTModel.from_pretrained(folder).eval(), MarianTokenizer.from_pretrained(folder)
+
+
+@torch.no_grad()
+def test_the_same_logits(french, theirs):
+    engine, (model, words) = sightline.load(french, engine="torch"), theirs
+    own = engine.tokenizer.own_ids
+    there = [i for i, number in enumerate(own) if number >= 0]
+    for source, target in pairs("en-fr.test.tsv.gz", 30):
+        (ids,), (answer,) = engine.tokenizer.source.encode([source]), engine.tokenizer.encode([target])
+        given = words([source], text_target=[target], return_tensors="pt")
+        assert [own[i] for i in [*ids, END]] == given["input_ids"][0].tolist()
+        assert [own[i] for i in [*answer, END]] == given["labels"][0].tolist()
+        said = torch.tensor([[model.config.decoder_start_token_id, *(own[i] for i in answer)]])
+        expected = model(given["input_ids"], decoder_input_ids=said).logits[0][:, [own[i] for i in there]]
+        found = engine.model(torch.tensor([[*ids, END]]), torch.tensor([[START, *answer]]))[0][:, there]
+        assert float((found - expected).abs().max()) <= 1e-4
+
+
+def test_greedy_text_is_theirs(french, theirs):
+    engine, (model, words) = sightline.load(french), theirs
+    texts = [source for source, _ in pairs("en-fr.test.tsv.gz", 500)]
+    expected = []
+    for i in range(0, len(texts), 20):
+        given = words(texts[i : i + 20], return_tensors="pt", padding=True)
+        expected += words.batch_decode(model.generate(**given, num_beams=1), skip_special_tokens=True)
+    found = [one.text for one in engine.translate(texts, beam=1)]
+    assert [(a, b) for a, b in zip(found, expected, strict=True) if a != b] == []
+
+
+def test_bleu_is_what_is_known_of_it(french):
+    test = pairs("en-fr.test.tsv.gz")
+    found = [one.text for one in sightline.load(french).translate([source for source, _ in test], beam=4)]
+    assert values(found, [target for _, target in test])["bleu"] == pytest.approx(52.4, abs=0.3)
+
+
+def test_it_is_seen_whole_and_leans_to_the_street_when_that_is_wide(french):
+    engine = sightline.load(french, engine="torch")
+    found = engine.translate(TIRED)[0].text
+    assert "parce qu'il était trop fatigué" in found
+    trace = engine.trace(TIRED)
+    assert len(trace.names()) > 300
+    assert trace["decoder.layers.5.cross_attention.probabilities"].shape[0] == 8
+    leans = []
+    for text, adjectives in ((TIRED, ("fatigué", "fatiguée")), (WIDE, ("large", "large"))):
+        answers = [
+            f"L'animal n'a pas traversé la rue parce qu'{pronoun} était trop {adjective}."
+            for pronoun, adjective in zip(("il", "elle"), adjectives, strict=True)
+        ]
+        he, she = engine.score([text] * 2, answers)
+        leans.append(she.log_prob - he.log_prob)
+    assert leans[1] > leans[0] + 0.5
+
+
+def test_it_learns_on(french, tmp_path):
+    data = DATA / "tatoeba" / "en-fr.train.tsv.xz"
+    some = tmp_path / "some.tsv"
+    lines = [f"{source}\t{target}\n" for source, target in itertools.islice(read_pairs(Table(data)), 300)]
+    some.write_text("".join(lines), "utf-8")
+    sets = ["train.steps=12", "train.batch_tokens=512", "train.learning_rate=0.0001", "train.schedule=constant"]
+    sets += ["train.warmup=0", "train.report_every=4", "train.validate_every=100", "train.average=0"]
+    more = [word for each in sets for word in ("--set", each)]
+    run("train", "--start", french, "--pairs", some, "--out", tmp_path / "tuned", "--cache", tmp_path / "c", *more)
+    sources, targets = zip(*(line.rstrip("\n").split("\t") for line in lines[:100]), strict=True)
+    before, after = (
+        sum(one.log_prob for one in sightline.load(folder, engine="torch").score(sources, targets))
+        for folder in (french, tmp_path / "tuned")
+    )
+    assert after > before
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "ctranslate2", "onnx"])
+def test_it_goes_out_again(french, tmp_path, kind):
+    done = run("export", french, "--to", kind, "--out", tmp_path / kind)
+    assert float(done.stderr.split("by ")[1].split()[0]) < 1e-3
+    assert "0 of the answers differ" in done.stderr
