@@ -112,7 +112,7 @@ def test_it_learns_on(french, tmp_path):
     sets = ["train.steps=12", "train.batch_tokens=512", "train.learning_rate=0.0001", "train.schedule=constant"]
     sets += ["train.warmup=0", "train.report_every=4", "train.validate_every=100", "train.average=0"]
     more = [word for each in sets for word in ("--set", each)]
-    run("train", "--start", french, "--pairs", some, "--out", tmp_path / "tuned", "--cache", tmp_path / "c", *more)
+    run("train", "--from", french, "--pairs", some, "--out", tmp_path / "tuned", "--cache", tmp_path / "c", *more)
     sources, targets = zip(*(line.rstrip("\n").split("\t") for line in lines[:100]), strict=True)
     before, after = (
         sum(one.log_prob for one in sightline.load(folder, engine="torch").score(sources, targets))
