@@ -32,17 +32,14 @@ from sightline.data.corpus import Table, read_pairs
 from sightline.interop.ctranslate2 import save_shortlist
 from sightline.interop.hugging_face_files import read_hugging_face
 from sightline.text.shortlist import learn
-from sightline.text.tokenizer import PAD, START, UNKNOWN, Tokenizer
+from sightline.text.tokenizer import Tokenizer
 
 System = Callable[[Sequence[str], int], list[str]]
 
 
 def imported(marian: Path, folder: Path) -> Tokenizer:
     """Write a Marian translator as one of ours."""
-    ours: Any
     ours, tokenizer = read_hugging_face(marian)
-    with torch.no_grad():
-        ours.classifier.bias[[PAD, UNKNOWN]] = ours.classifier.bias[START]  # as every search forbids them
     save_model(ours, folder, tokenizer)
     (folder / "run.json").write_text('{"usual_length": 250}')  # so that no text is split, which CTranslate2 does not do
     return tokenizer

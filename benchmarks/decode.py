@@ -53,10 +53,7 @@ def opened(folder: Path) -> Translator:
         mine: Any = load_model(folder)
         words = load_tokenizer(folder)
         return Translator(mine, to_hugging_face(mine), list(range(words.size)), words)
-    ours: Any
     ours, words = read_hugging_face(folder)
-    with torch.no_grad():
-        ours.classifier.bias[[PAD, UNKNOWN]] = ours.classifier.bias[START]  # as every search forbids them
     theirs: Any = MarianMTModel.from_pretrained(folder)
     start = theirs.config.decoder_start_token_id
     return Translator(ours, theirs.eval(), [start if i < 0 else i for i in words.own_ids], words)

@@ -1,7 +1,7 @@
 """Numbers of tokens: a vocabulary from elsewhere has its own, and ours begin with the four special tokens.
 
 The weights of a model have a row for every token, so they are put into another order when a model comes in, and back
-when it goes out. What a model says stays the same: an entry that only we have is never said.
+when it goes out. What a model says stays the same: an entry that only we have is never said, nor is blank padding.
 """
 
 from typing import NamedTuple
@@ -32,6 +32,7 @@ def adopted(model: Model, tokenizer: Tokenizer, start: int | None = None) -> Mod
             weights[name] = _ordered(weights[name], side, start)
     own = tokenizer.own_ids
     silent = [i for i, number in enumerate(own) if number < 0 or (i != END and number == own[END])]
+    silent += [PAD] if own[PAD] >= 0 and _is_blank(weights, 0.0) else []
     if silent:
         weights.setdefault(BIAS, torch.zeros(tokenizer.size))[silent] = NEVER_SAID
     config = model.config.model_copy(
@@ -44,6 +45,12 @@ def adopted(model: Model, tokenizer: Tokenizer, start: int | None = None) -> Mod
     ours = build(config)
     ours.load_state_dict(weights)
     return ours.eval()
+
+
+def _is_blank(weights: dict[str, Tensor], bias: float) -> bool:
+    """Whether padding is an entry that a port of Marian has added: zeros, which nobody has learnt. Marian itself has no
+    such entry, so it has no share in what is probable."""
+    return BIAS in weights and float(weights[BIAS][PAD]) == bias and not weights[CLASSIFIER][PAD].any()
 
 
 def _ordered(weight: Tensor, tokenizer: Tokenizer, start: int | None) -> Tensor:
@@ -75,6 +82,9 @@ def returned(model: EncoderDecoder, tokenizer: Tokenizer) -> Own:
     the same embedding (Marian's zeros), else with an entry of their own."""
     weights = dict(model.state_dict())
     rows = weights[TARGET]
+    if tokenizer.own_ids[PAD] >= 0 and _is_blank(weights, NEVER_SAID):
+        weights[BIAS] = weights[BIAS].clone()
+        weights[BIAS][PAD] = 0.0
     lacking = [i for i in (PAD, START) if tokenizer.own_ids[i] < 0]
     same = START in lacking and torch.equal(rows[START], rows[PAD])
     target = _places(tokenizer, [i for i in lacking if not (same and i == START)])
