@@ -16,8 +16,10 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from sightline.config import load
 from sightline.errors import ConfigError
 from sightline.interop.hugging_face import from_hugging_face, in_halves, to_hugging_face
+from sightline.model.transformer import build
 from support import difference, ids, translator
 
 ACTIVATIONS = st.sampled_from(["swish", "gelu", "relu", "gelu_new", "silu"])
@@ -115,6 +117,13 @@ def test_there_from_here_and_back(bias, norm, options, positions):
 def test_what_they_do_not_compute_is_refused_by_name(options, message):
     with pytest.raises(ConfigError, match=message):
         to_hugging_face(translator("paper", **options))
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small", "iwslt", "base", "big", "fast"])
+def test_every_preset_that_translates_can_go_out(preset):
+    few = ["model.d_model=16", "model.vocab_size=41", "model.encoder.layers=1", "model.decoder.layers=1"]
+    few += [f"model.{side}.{option}" for side in ("encoder", "decoder") for option in ("heads=2", "d_ff=8")]
+    assert to_hugging_face(build(load(preset, sets=few).model)).config.d_model == 16
 
 
 @torch.no_grad()

@@ -632,9 +632,10 @@ def test_a_package_that_cannot_be_trusted_is_refused(cutter, words, tmp_path):
 @pytest.mark.slow
 def test_a_package_that_people_use(tmp_path):
     """OPUS-MT's Chinese to English, as Argos Translate ships it in int8: the same text as CTranslate2 in float32."""
-    package, data = os.environ.get("SIGHTLINE_ARGOS"), os.environ.get("SIGHTLINE_DATA")
-    if not package or not data:
-        pytest.skip("SIGHTLINE_ARGOS names the package, SIGHTLINE_DATA the folder with tatoeba/en-zh.dev.tsv.gz")
+    models, data = os.environ.get("SIGHTLINE_OPUS_MT"), os.environ.get("SIGHTLINE_DATA")
+    if not models or not data:
+        pytest.skip("needs OPUS-MT's models; see test_opus_mt.py")
+    package = Path(models) / "opus-mt-zh-en.argosmodel"
     with gzip.open(Path(data) / "tatoeba" / "en-zh.dev.tsv.gz", "rt", encoding="utf-8") as file:
         texts = [line.rstrip("\n").split("\t")[1] for line in file]
     model, tokenizer = read_argos(package)

@@ -123,6 +123,18 @@ def test_it_learns_on(french, tmp_path):
 
 @pytest.mark.parametrize("kind", ["huggingface", "ctranslate2", "onnx"])
 def test_it_goes_out_again(french, tmp_path, kind):
-    done = run("export", french, "--to", kind, "--out", tmp_path / kind)
+    goes_out(french, tmp_path, kind)
+
+
+def test_a_package_of_argos_goes_out_and_is_seen_whole(tmp_path):
+    run("import", OPUS / "opus-mt-zh-en.argosmodel", "--out", tmp_path / "zh-en")
+    engine = sightline.load(tmp_path / "zh-en", engine="torch")
+    assert len(engine.trace("我是一只小青蛙。").names()) > 300
+    for kind in ("huggingface", "ctranslate2", "onnx"):
+        goes_out(tmp_path / "zh-en", tmp_path, kind)
+
+
+def goes_out(model, tmp_path, kind):
+    done = run("export", model, "--to", kind, "--out", tmp_path / kind)
     assert float(done.stderr.split("by ")[1].split()[0]) < 1e-3
     assert "0 of the answers differ" in done.stderr
