@@ -32,7 +32,7 @@ def adopted(model: Model, tokenizer: Tokenizer, start: int | None = None) -> Mod
             weights[name] = _ordered(weights[name], side, start)
     own = tokenizer.own_ids
     silent = [i for i, number in enumerate(own) if number < 0 or (i != END and number == own[END])]
-    silent += [PAD] if own[PAD] >= 0 and _is_blank(weights, 0.0) else []
+    silent += [PAD] if own[PAD] >= 0 and _is_blank(weights) else []
     if silent:
         weights.setdefault(BIAS, torch.zeros(tokenizer.size))[silent] = NEVER_SAID
     config = model.config.model_copy(
@@ -47,10 +47,10 @@ def adopted(model: Model, tokenizer: Tokenizer, start: int | None = None) -> Mod
     return ours.eval()
 
 
-def _is_blank(weights: dict[str, Tensor], bias: float) -> bool:
+def _is_blank(weights: dict[str, Tensor]) -> bool:
     """Whether padding is an entry that a port of Marian has added: zeros, which nobody has learnt. Marian itself has no
     such entry, so it has no share in what is probable."""
-    return BIAS in weights and float(weights[BIAS][PAD]) == bias and not weights[CLASSIFIER][PAD].any()
+    return BIAS in weights and not weights[BIAS][PAD] and not weights[CLASSIFIER][PAD].any()
 
 
 def _ordered(weight: Tensor, tokenizer: Tokenizer, start: int | None) -> Tensor:
@@ -82,9 +82,6 @@ def returned(model: EncoderDecoder, tokenizer: Tokenizer) -> Own:
     the same embedding (Marian's zeros), else with an entry of their own."""
     weights = dict(model.state_dict())
     rows = weights[TARGET]
-    if tokenizer.own_ids[PAD] >= 0 and _is_blank(weights, NEVER_SAID):
-        weights[BIAS] = weights[BIAS].clone()
-        weights[BIAS][PAD] = 0.0
     lacking = [i for i in (PAD, START) if tokenizer.own_ids[i] < 0]
     same = START in lacking and torch.equal(rows[START], rows[PAD])
     target = _places(tokenizer, [i for i in lacking if not (same and i == START)])
