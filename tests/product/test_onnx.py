@@ -236,6 +236,7 @@ def test_a_process_without_torch_finds_the_same(exported, words):
     assert json.loads((folder / "config.json").read_text()) == {
         "sightline": {
             "max_length": 4096,
+            "source_end": True,
             "pad": PAD,
             "start": START,
             "end": END,

@@ -297,9 +297,10 @@ def _bert(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
         "encoder.embedding.positions.table": theirs.pop("bert.embeddings.position_embeddings.weight"),
         "encoder.embedding.segments.weight": theirs.pop("bert.embeddings.token_type_embeddings.weight"),
     }
-    theirs.setdefault("cls.predictions.bias", theirs.get("cls.predictions.decoder.bias", torch.empty(0)))
-    theirs.pop("cls.predictions.decoder.bias", None)  # the same, in files of some years
-    ours["classifier.bias"] = theirs.pop("cls.predictions.bias")
+    head = "cls.predictions"  # its bias has two names, which are one where the classifier is tied; older files have one
+    ours["classifier.bias"] = theirs.get(f"{head}.decoder.bias", theirs.get(f"{head}.bias", torch.empty(0)))
+    for name in (f"{head}.decoder.bias", f"{head}.bias"):
+        theirs.pop(name, None)
     for name in [name for name in theirs if name.startswith(("bert.pooler.", "cls.seq_relationship."))]:
         del theirs[name]  # which sentence comes next is nothing that we ask
     theirs.pop("bert.embeddings.position_ids", None)

@@ -32,7 +32,7 @@ def adopted(model: Model, tokenizer: Tokenizer, start: int | None = None) -> Mod
             weights[name] = _ordered(weights[name], side, start)
     own = tokenizer.own_ids
     silent = [i for i, number in enumerate(own) if number < 0 or (i != END and number == own[END])]
-    silent += [PAD] if own[PAD] >= 0 and _is_blank(weights) else []
+    silent += [PAD] if own[PAD] >= 0 and isinstance(model, EncoderDecoder) and _is_blank(weights) else []
     if silent:
         weights.setdefault(BIAS, torch.zeros(tokenizer.size))[silent] = NEVER_SAID
     config = model.config.model_copy(
