@@ -11,7 +11,9 @@ import sightline
 from sightline.checkpoint import load_model, load_tokenizer
 from sightline.config import SearchConfig
 from sightline.data.builtin import generate
+from sightline.errors import InputError
 from sightline.interop.ctranslate2 import CTranslate2Search
+from sightline.interop.export import export
 from sightline.interop.onnx import OnnxModel
 from sightline.search.find import find
 
@@ -80,6 +82,18 @@ def test_what_went_out_comes_in_again(taught, exported, tmp_path, kind):
         assert other.log_probs == pytest.approx(one.log_probs, abs=1e-4)
     names = after.trace(TEXTS[0]).names()
     assert set(before.trace(TEXTS[0]).names()) <= set(names)
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "ctranslate2"])
+def test_an_older_folder_of_the_kind_is_replaced_and_no_other(taught, tmp_path, kind):
+    model, tokenizer = load_model(taught), load_tokenizer(taught)
+    for _ in range(2):
+        export(model, tokenizer, tmp_path / "out", kind, verify=False)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="this is there already"):
+        export(model, tokenizer, tmp_path / "other", kind, verify=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
 
 
 def test_int8_and_a_shortlist_for_ctranslate2(taught, tmp_path):

@@ -149,6 +149,7 @@ def write_hugging_face(model: EncoderDecoder, tokenizer: Tokenizer, folder: Path
         raise ConfigError("Marian's folders have a vocabulary of sentencepiece, and this model has another kind.")
     own = returned(model, tokenizer)
     theirs = to_hugging_face(own.model, pad=own.pad, start=own.start, end=own.end)
+    theirs.config.sightline = {"max_length": model.config.positions.max_length}  # by which we know the folder again
     search = theirs.generation_config
     search.suppress_tokens = sorted({own.pad, own.start, own.unknown})
     search.num_beams, search.max_length, search.max_new_tokens = 4, None, 512
