@@ -3,9 +3,9 @@
     python benchmarks/decode.py MODEL --pairs PAIRS.tsv
 
 MODEL is a Hugging Face folder of a Marian translator (for instance Helsinki-NLP/opus-mt-en-fr), or one that `sightline
-train` wrote with what Marian computes (model.positions.kind=halves); PAIRS a TSV of source and reference. Sentences are
-given in batches, by one beam and by four; how often the answers are the same, to the token, is counted. Needs the
-development dependencies (transformers, ctranslate2). The result goes to benchmarks/results/.
+train` wrote; PAIRS a TSV of source and reference. Sentences are given in batches, by one beam and by four; how often
+the answers are the same, to the token, is counted. Needs the development dependencies (transformers, ctranslate2). The
+result goes to benchmarks/results/.
 """
 
 import argparse
@@ -109,6 +109,7 @@ def main() -> None:
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--few", type=int, default=10**9, help="one by one, so many sentences are enough")
     parser.add_argument("--rounds", type=int, default=2, help="the best counts")
+    parser.add_argument("--name", help="of the result, if it is not that of the device")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), help="bfloat16 on a GPU")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -149,7 +150,8 @@ def main() -> None:
     settings = {"model": options.model.name, "precision": precision, "of": options.pairs.name}
     settings |= {"config": model.ours.config.model_dump(mode="json")}
     versions = where("transformers", *(["ctranslate2"] if device == "cpu" else []))
-    print(f"kept in {keep(f'decode-{device}', {'where': versions, 'settings': settings, 'results': rows})}")
+    result = {"where": versions, "settings": settings, "results": rows}
+    print(f"kept in {keep(f'decode-{options.name or device}', result)}")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from sightline.model.transformer import EncoderDecoder
 from sightline.search.beam import Beams
 from sightline.search.constrained import ConstrainedBeams
 from sightline.search.hypothesis import Hypothesis, Wish
-from sightline.search.recorded import RecordedSearch, stage_of
+from sightline.search.recorded import LEAVE, RecordedSearch, stage_of
 from sightline.search.rules import Rules
 from sightline.search.sampling import Samples
 from sightline.search.scorer import Scorer, Scores
@@ -33,8 +33,6 @@ __all__ = ["TIE", "PlainSearch", "Translator", "find", "stream"]
 TIE = 2e-4
 """Hypotheses whose log-probabilities differ by less are as good as each other. In float32 that of one hypothesis
 differs by some 1e-5 between batches (docs/decisions/0011)."""
-LEAVE = 0.25
-"""Part of a batch that must be done before what is left of it is made a smaller one."""
 
 
 @runtime_checkable
@@ -120,7 +118,7 @@ def _search(
     answers: list[tuple[list[Hypothesis], float] | None] = [None] * len(sources)
     here = list(range(len(sources)))  # the sentences that are still in the batch
     for search, done in _steps(translator, sources, config, wishes):
-        if sum(done) < LEAVE * len(done):
+        if not search.leave(done):
             continue
         leaving = search.state
         leaving.keep(torch.tensor([i for i, over in enumerate(done) if over], device=leaving.length.device))
@@ -133,8 +131,8 @@ def _search(
 def _steps(
     translator: Translator, sources: Sequence[Sequence[int]], config: SearchConfig, wishes: Sequence[Wish]
 ) -> Generator[tuple["PlainSearch | RecordedSearch", list[bool]], None, None]:
-    """A search after each token that it has added to all hypotheses of a batch, and which sentences are done. When a
-    quarter of them is, these leave."""
+    """A search after each token that it has added to all hypotheses of a batch, and which sentences are done. These
+    leave when that makes it faster."""
     device = translator.device
     read = [with_end(source, translator.source_end) for source in sources]
     longest = max(map(len, read))
@@ -151,7 +149,7 @@ def _steps(
             yield search, done
             if all(done):
                 return
-            if sum(done) >= LEAVE * len(done):
+            if search.leave(done):
                 search.keep(torch.tensor([i for i, over in enumerate(done) if not over], device=device))
 
 
@@ -219,6 +217,10 @@ class PlainSearch:
     def done(self) -> Bool[Tensor, " sentences"]:
         """Which sentences are over."""
         return self.now.done()
+
+    def leave(self, done: Sequence[bool]) -> bool:
+        """Whether it is time for the sentences that are done to leave."""
+        return sum(done) >= LEAVE * len(done)
 
     def keep(self, sentences: Int[Tensor, " kept"]) -> None:
         """Go on with these sentences alone."""

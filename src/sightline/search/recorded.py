@@ -7,13 +7,13 @@ sentences nobody asked for, and to longer sources and answers.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from sightline.config import SearchConfig
 from sightline.model.cache import Cache, Memory
@@ -26,7 +26,12 @@ from sightline.search.scorer import Scores
 from sightline.search.state import spread
 from sightline.text.tokenizer import PAD
 
-__all__ = ["RecordedSearch", "Stage", "forget", "stage_of"]
+__all__ = ["LEAVE", "RecordedSearch", "Stage", "forget", "stage_of"]
+
+LEAVE = 0.25
+"""Part of a batch that must be done before what is left of it is made a smaller one."""
+FEW = 32
+"""Rows of a batch so small that a smaller one is no faster (docs/decisions/0015)."""
 
 MOST = 100
 """Recordings of a model that are kept."""
@@ -59,7 +64,7 @@ class Stage:
 
     def __init__(self, model: EncoderDecoder) -> None:
         self.taken = threading.Lock()
-        self.weights = weights_of(model)
+        self.weights = weights_of(model.modules())
         self.places: dict[Shape, Place] = {}
         self.pool: Any = None
         self.vectors: Float[Tensor, " n"] = model.classifier.weight.new_zeros(0)
@@ -138,11 +143,12 @@ def stage_of(models: Sequence[EncoderDecoder]) -> Stage | None:
     if len(models) > 1 or not models[0].classifier.weight.is_cuda or torch.is_autocast_enabled("cuda"):
         return None
     (model,) = models
-    for module in model.modules():
+    modules = list(model.modules())
+    for module in modules:
         if module._forward_hooks or module._forward_pre_hooks or module._compiled_call_impl is not None:
             return None
     stage = STAGES.get(model)
-    if stage is None or stage.weights != weights_of(model):
+    if stage is None or stage.weights != weights_of(modules):
         stage = STAGES[model] = Stage(model)
     return stage if stage.taken.acquire(blocking=False) else None
 
@@ -152,9 +158,9 @@ def forget(model: EncoderDecoder) -> None:
     STAGES.pop(model, None)
 
 
-def weights_of(model: EncoderDecoder) -> list[int]:
-    """Where in memory a model's numbers lie: a recording reads them there."""
-    return [parameter.data_ptr() for parameter in model.parameters()]
+def weights_of(modules: Iterable[nn.Module]) -> list[int]:
+    """Where in memory the numbers of a model's parts lie: a recording reads them there."""
+    return [own.data_ptr() for module in modules for own in module._parameters.values() if own is not None]
 
 
 class RecordedSearch:
@@ -197,6 +203,13 @@ class RecordedSearch:
     def done(self) -> Bool[Tensor, " sentences"]:
         """Which sentences are over."""
         return self.place.state.done()[: self.sentences]
+
+    def leave(self, done: Sequence[bool]) -> bool:
+        """Whether it is time for the sentences that are done to leave: the others then fit in a smaller place, which is
+        also a faster one."""
+        left, here = len(done) - sum(done), self.shape.sentences
+        smaller = here * self.place.state.config.beams > FEW and _batch(left) < here
+        return left == 0 or (smaller and sum(done) >= LEAVE * len(done))
 
     @torch.no_grad()
     def keep(self, sentences: Int[Tensor, " kept"]) -> None:
