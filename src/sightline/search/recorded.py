@@ -30,7 +30,7 @@ __all__ = ["LEAVE", "RecordedSearch", "Stage", "forget", "stage_of"]
 
 LEAVE = 0.25
 """Part of a batch that must be done before what is left of it is made a smaller one."""
-FEW = 32
+FEW = 128
 """Rows of a batch so small that a smaller one is no faster (docs/decisions/0015)."""
 
 MOST = 100
