@@ -72,7 +72,7 @@ def ours(folder: Path, **options: Any) -> System:
     engine = sightline.load(folder, device="cpu", **options)
 
     def system(texts: Sequence[str], beams: int) -> list[str]:
-        return [found.text for found in engine.search(texts, SearchConfig(beams=beams), details=False)]
+        return [found.text for found in engine.search(texts, SearchConfig(beams=beams, patience=1), details=False)]
 
     return system
 

@@ -89,10 +89,10 @@ def systems(model: Translator, device: str, dtype: torch.dtype) -> dict[str, Sys
         return [[ids[i] for i in row if i not in (pad, end, own[START])] for row in found.tolist()]
 
     def sightline(sources: Sequence[list[int]], beams: int) -> Answers:
-        return [best.ids for best, *_ in find(ours, sources, SearchConfig(beams=beams), budget=10**6)]
+        return [best.ids for best, *_ in find(ours, sources, SearchConfig(beams=beams, patience=1), budget=10**6)]
 
     def ctranslate2(sources: Sequence[list[int]], beams: int) -> Answers:
-        config = SearchConfig(beams=beams)
+        config = SearchConfig(beams=beams, patience=1)
         return [best.ids for best, *_ in fast.find(sources, config, log_probs=False, budget=10**6)]
 
     named: dict[str, System] = {"Sightline": sightline, "Hugging Face": hugging_face}

@@ -70,7 +70,7 @@ def main() -> None:
 
     def by(search: Callable[[list[list[int]], SearchConfig], list[list[Any]]]) -> System:
         def system(some: Sequence[str], beams: int) -> list[str]:
-            found = search(words.source.encode(some), SearchConfig(beams=beams))
+            found = search(words.source.encode(some), SearchConfig(beams=beams, patience=1))
             return [words.decode(best.ids) for best, *_ in found]
 
         return system

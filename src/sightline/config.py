@@ -287,8 +287,11 @@ class SearchConfig(Options):
     added to the score, so that less of the source is forgotten. The attention is that of the last decoder layer, the
     mean over its heads."""
     stop: Literal["full", "best"] = "full"
-    """When a sentence is done. full: as many hypotheses have ended as there are beams. best: none that still grows
-    could come to a better score than those that are given, however it goes on; slower."""
+    """When a sentence is done. full: as many hypotheses have ended as there are beams, times patience. best: none that
+    still grows could come to a better score than those that are given, however it goes on; slower."""
+    patience: Annotated[float, Field(ge=1, le=100)] = 2.0
+    """With stop = full (Kasai et al., 2022, arXiv:2204.05424): at 1 many a search ends before its best answer has come
+    to its end. One beam ends with its first answer."""
     min_ratio: Annotated[float, Field(ge=0, le=100)] = 0.0
     """No answer has fewer tokens than this times those of the source."""
     max_ratio: Annotated[float, Field(gt=0, le=100)] = 2.0
@@ -315,6 +318,10 @@ class SearchConfig(Options):
     risk: Literal["none", "chrf"] = "none"
     """How an engine orders samples. none: by their scores. chrf: those come first that are most like the others, by the
     mean chrF against them (minimum Bayes risk; Eikema and Aziz, 2020, arXiv:2005.10283); it needs some dozens."""
+
+    def enough(self, beams: int) -> int:
+        """How many hypotheses of so many beams must have ended, with stop = full."""
+        return int(beams * self.patience + 0.5) if beams > 1 else 1
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

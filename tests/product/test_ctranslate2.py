@@ -79,8 +79,8 @@ def test_the_same_is_found(variant, ending, words, tmp_path):
     model = model_of(variant, ending=ending)
     theirs = opened(model, words, tmp_path / "model")
     for beams in (1, 4):
-        for penalty in (0.0, 0.6, 1.0):
-            same(model, theirs, SearchConfig(beams=beams, nbest=beams, length_penalty=penalty))
+        for penalty, patience in ((0.0, 1.0), (0.6, 1.6), (1.0, 2.0)):
+            same(model, theirs, SearchConfig(beams=beams, nbest=beams, length_penalty=penalty, patience=patience))
 
 
 @pytest.mark.parametrize("other", OTHERS)
@@ -98,9 +98,8 @@ def test_at_the_limit_sentences_must_end_and_those_that_ended_count(seed, words,
     sources = [[chance.randrange(4, VOCAB) for _ in range(chance.randrange(7))] for _ in range(5)]
     for ratio, extra in ((1.0, 0), (0.5, 3), (0.1, 0)):
         beams = chance.choice([1, 2, 4, 5])
-        config = SearchConfig(
-            beams=beams, nbest=beams, length_penalty=chance.choice([0.0, 1.0]), max_ratio=ratio, max_extra=extra
-        )
+        options = {"length_penalty": chance.choice([0.0, 1.0]), "patience": chance.choice([1.0, 1.5, 2.0])}
+        config = SearchConfig(beams=beams, nbest=beams, max_ratio=ratio, max_extra=extra, **options)
         same(model, theirs, config, sources)
 
 
@@ -115,7 +114,8 @@ def test_a_search_without_length_penalty_stops_by_the_same_rule(words, tmp_path)
             parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
         model.decoder.embedding.positions.table[:24] = torch.eye(24)
         model.classifier.weight.copy_(logits * 23**0.5 / 24)
-    expected = same(model, opened(model, words, tmp_path / "model"), SearchConfig(beams=2, length_penalty=0.0))
+    config = SearchConfig(beams=2, patience=1, length_penalty=0.0)
+    expected = same(model, opened(model, words, tmp_path / "model"), config)
     assert {tuple(best.ids) for best, *_ in expected} == {()}
 
 

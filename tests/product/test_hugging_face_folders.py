@@ -163,7 +163,7 @@ def same_answers(model, tokenizer, theirs, sources, beams):
     """How many answers were compared: those that are over before the limit, where theirs may be cut off and ours
     must end."""
     count = 0
-    for source, (best, *_) in zip(sources, find(model, sources, SearchConfig(beams=beams)), strict=True):
+    for source, (best, *_) in zip(sources, find(model, sources, SearchConfig(beams=beams, patience=1)), strict=True):
         limit = 2 * (len(source) + 1) + 10
         found = generated(theirs, tokenizer, source, beams, limit)
         if len(best.ids) < limit - 1 and found[-1] == END:

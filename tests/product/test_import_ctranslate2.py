@@ -162,7 +162,7 @@ def says_the_same(folder, *, end=False):
         found = theirs.translate_batch(
             given, beam_size=beams, min_decoding_length=0, max_decoding_length=40, return_end_token=True
         )
-        answers = find([model], sources, SearchConfig(beams=beams, max_ratio=0.1, max_extra=50))
+        answers = find([model], sources, SearchConfig(beams=beams, patience=1, max_ratio=0.1, max_extra=50))
         ours, best = [tokenizer.pieces(answer.ids) for answer, *_ in answers], [one.hypotheses[0] for one in found]
         ended = [i for i, pieces in enumerate(best) if pieces[-1:] == ["</s>"]]
         assert beams == 1 or sum(len(best[i]) for i in ended) > 20
@@ -641,7 +641,8 @@ def test_a_package_that_people_use(tmp_path):
     model, tokenizer = read_argos(package)
     expected = _by_argos(package, texts, tmp_path)
     for beams, theirs in expected.items():
-        found = find([model], tokenizer.encode(texts), SearchConfig(beams=beams, max_ratio=20.0, max_extra=50))
+        config = SearchConfig(beams=beams, patience=1, max_ratio=20.0, max_extra=50)
+        found = find([model], tokenizer.encode(texts), config)
         ours = [tokenizer.decode(best.ids).strip() for best, *_ in found]
         same = sum(one == other for one, other in zip(ours, theirs, strict=True))
         assert same >= 0.99 * len(texts), f"with {beams} beams, {same} of {len(texts)} are the same"

@@ -124,9 +124,9 @@ def plainly(model, source, config, wish=None):
         grown.sort(key=lambda one: -one[2])
         ends = [one for one in grown[: config.beams] if one[1] == END]
         finished += [(ids, total / length**config.length_penalty) for ids, _, total in ends]
-        finished = sorted(finished, key=lambda one: -one[1])[: config.beams]
+        finished = sorted(finished, key=lambda one: -one[1])
         living = [([*ids, token], total) for ids, token, total in grown if token != END][: config.beams]
-        if config.stop == "full" and len(finished) == config.beams:
+        if config.stop == "full" and len(finished) >= (config.beams * config.patience if config.beams > 1 else 1):
             break
         if config.stop == "best" and len(finished) >= config.nbest and living:
             best = max(total for _, total in living) / limit**config.length_penalty
@@ -144,7 +144,7 @@ def plainly(model, source, config, wish=None):
     nbest=st.integers(1, 3),
     penalty=st.sampled_from([0.0, 0.6, 1.0]),
     ending=st.sampled_from([0, 1.5, 3]),
-    stop=st.sampled_from(["full", "best"]),
+    stop=st.sampled_from([{"stop": "best"}, {"patience": 1}, {"patience": 1.5}, {"patience": 2}]),
     min_ratio=st.sampled_from([0.0, 1.0]),
     wish=st.builds(
         Wish,
@@ -156,7 +156,7 @@ def test_it_finds_what_plain_code_finds(variant, sources, seed, beams, nbest, pe
     model = model_of(variant, seed, ending, vocab_size=16)
     sources = [[4 + i % 12 for i in source] for source in sources]
     wish = Wish([4 + i % 12 for i in wish.prefix], wish.without)
-    options = {"length_penalty": penalty, "stop": stop, "min_ratio": min_ratio, "max_ratio": 1.0, "max_extra": 4}
+    options = {"length_penalty": penalty, "min_ratio": min_ratio, "max_ratio": 1.0, "max_extra": 4, **stop}
     config = SearchConfig(beams=beams, nbest=min(nbest, beams), **options)
     found = find(model, sources, config, [wish] * len(sources))
     for source, mine in zip(sources, found, strict=True):
@@ -166,6 +166,17 @@ def test_it_finds_what_plain_code_finds(variant, sources, seed, beams, nbest, pe
             assert one.score == pytest.approx(score, abs=1e-4)
             assert sum(one.log_probs) / len(one.log_probs) ** penalty == pytest.approx(score, abs=1e-4)
             assert len(one.log_probs) == len(one.ids) + 1
+
+
+@settings(max_examples=25)
+@given(source=st.lists(st.sampled_from(WORDS), max_size=6), seed=st.integers(0, 10**6), beams=st.integers(2, 5))
+def test_patience_finds_nothing_worse(source, seed, beams):
+    """Who waits longer sees all that the others have seen; who waits until nothing better can come, the best of it."""
+    model = model_of("paper", seed, 1.5)
+    rules = [{"patience": 1}, {"patience": 1.5}, {"patience": 2}, {"patience": 100}, {"stop": "best"}]
+    scores = [search_all(model, [source], beams=beams, max_extra=4, max_ratio=1.0, **rule)[0].score for rule in rules]
+    assert scores == pytest.approx(sorted(scores), abs=1e-5)
+    assert scores[-1] == pytest.approx(scores[-2], abs=1e-5)
 
 
 def test_several_models_vote_by_the_mean_of_their_probabilities():

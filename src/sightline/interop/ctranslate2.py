@@ -396,7 +396,7 @@ class CTranslate2Search:
         """The hypotheses of each task that can be among its best, as ids without the end."""
         longest = max(task.limit for task in tasks) - 1  # there the end must come, and CTranslate2 would not know
         scored = log_probs or config.beams > 1
-        results = self._run(tasks, longest, config.beams, penalty=config.length_penalty, scored=scored)
+        results = self._run(tasks, longest, config, penalty=config.length_penalty, scored=scored)
         answers = []
         for task, found in zip(tasks, results, strict=True):
             if all(ids[-1:] == [END] and len(ids) < task.limit for ids, _ in found):
@@ -404,10 +404,10 @@ class CTranslate2Search:
             elif config.beams == 1:
                 answers.append([Found(found[0].ids[: task.limit - 1])])
             else:
-                answers.append([Found(ids) for ids in self._to_the_limit(task, config.beams)])
+                answers.append([Found(ids) for ids in self._to_the_limit(task, config)])
         return answers
 
-    def _to_the_limit(self, task: Task, beams: int) -> list[list[int]]:
+    def _to_the_limit(self, task: Task, config: SearchConfig) -> list[list[int]]:
         """The hypotheses of a sentence that is not over where only the end may come: what has ended by then, and what
         must end there.
 
@@ -415,15 +415,16 @@ class CTranslate2Search:
         this is all that grows. From the last such length we go on by ourselves. All this among all tokens: it may well
         be a shortlist that has kept the sentence from its end.
         """
-        last = task.limit - 1
-        (found,) = self._run([task], last, beams, patience=task.limit, short=False)
+        last, beams, enough = task.limit - 1, config.beams, config.enough(config.beams)
+        patient = config.model_copy(update={"patience": float(task.limit)})
+        (found,) = self._run([task], last, patient, short=False)
         ended = sorted((ids for ids, _ in found if ids[-1:] == [END]), key=len)
-        if len(ended) >= beams:  # it was over after all; what only grew has hidden some of what had ended
-            over = len(ended[beams - 1])
+        if len(ended) >= enough:  # it was over after all; what only grew has hidden some of what had ended
+            over = len(ended[enough - 1])
             return [ids[:-1] for ids in ended if len(ids) <= over]
         start = max(set(range(last + 1)) - {len(ids) for ids in ended})
         if start < last:
-            (found,) = self._run([task], start, beams, patience=task.limit, short=False)
+            (found,) = self._run([task], start, patient, short=False)
         living = [ids for ids, _ in found if ids[-1:] != [END]]
         totals = np.array([sum(logs[:-1]) for logs in self._log_probs([(task.source, ids) for ids in living])])
         for _ in range(start, last):
@@ -438,10 +439,9 @@ class CTranslate2Search:
         self,
         tasks: Sequence[Task],
         length: int,
-        beams: int,
+        config: SearchConfig,
         *,
         penalty: float = 0.0,
-        patience: int = 1,
         short: bool = True,
         scored: bool = True,
     ) -> list[list[Found]]:
@@ -454,9 +454,9 @@ class CTranslate2Search:
         results = self._translator.translate_batch(
             [self._source(task.source) for task in tasks],
             [self._target(task.wish.prefix) for task in tasks] if prefixed else None,
-            beam_size=beams,
-            num_hypotheses=beams * patience if beams > 1 else 1,
-            patience=patience,
+            beam_size=config.beams,
+            num_hypotheses=config.enough(config.beams),
+            patience=config.patience,
             length_penalty=penalty or NEARLY_ZERO,
             suppress_sequences=[self._target(ids) for ids in [*([i] for i in NEVER), *without] if ids],
             min_decoding_length=least,

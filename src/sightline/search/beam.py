@@ -48,6 +48,7 @@ class Beams(Growing):
         "finished": -math.inf,
         "endings": PAD,
         "ending_log_probs": 0.0,
+        "ended": 0,
         "over": True,
         "margin": math.inf,
         "covered": 0.0,
@@ -70,6 +71,8 @@ class Beams(Growing):
         self.finished: Float[Tensor, "pools width"] = torch.full(shape, -math.inf, device=device)
         self.endings: Int[Tensor, "pools width longest"] = torch.full((*shape, longest), PAD, device=device)
         self.ending_log_probs: Float[Tensor, "pools width longest"] = torch.zeros(*shape, longest, device=device)
+        self.ended: Int[Tensor, " pools"] = torch.zeros(pools, dtype=torch.long, device=device)
+        """How many hypotheses have come to their end."""
         self.over: Bool[Tensor, " pools"] = torch.zeros(pools, dtype=torch.bool, device=device)
         self.margin: Float[Tensor, " pools"] = torch.full((pools,), math.inf, device=device)
         """How near any decision was to falling differently."""
@@ -148,6 +151,7 @@ class Beams(Growing):
         """Keep the best finished hypotheses of each pool. An end must rank among the beams to count."""
         width = self.width
         ends = ends[:, :width] & ~self.over[:, None]
+        self.ended += ends.sum(1)
         rows = best.row[:, :width]
         scale = self.length**self.config.length_penalty
         score = best.total[:, :width] / scale
@@ -171,7 +175,7 @@ class Beams(Growing):
         """Nothing grows any more, or nothing more can come of it (`SearchConfig.stop`)."""
         highest_living = living.amax(1)
         if self.config.stop == "full":
-            done = self.finished[:, -1] > -math.inf
+            done = self.ended >= self.config.enough(self.width)
         else:  # a total only falls, and is divided by the limit's length at most
             limits = self.rules.limits.repeat_interleave(self.config.groups)
             given = min(self.config.nbest, self.width)
