@@ -1,15 +1,20 @@
 """What every benchmark shares: where it ran, and how its result is kept."""
 
 import json
+import math
 import os
 import platform
 import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+T = TypeVar("T")
+A = TypeVar("A")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -33,6 +38,22 @@ def keep(name: str, result: dict[str, Any]) -> Path:
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
     return path
+
+
+def side_by_side(
+    systems: Mapping[str, Callable[[T], list[A]]], batches: Sequence[T], rounds: int
+) -> dict[str, tuple[float, list[A]]]:
+    """Seconds and answers of each system. Every batch is given to one after another, some times over, and its best time
+    counts: what disturbs a measurement only makes it slower, and never a whole round."""
+    best = {name: [math.inf] * len(batches) for name in systems}
+    answers: dict[str, list[list[A]]] = {name: [[] for _ in batches] for name in systems}
+    for _ in range(rounds):
+        for i, batch in enumerate(batches):
+            for name, system in systems.items():
+                began = time.perf_counter()
+                answers[name][i] = system(batch)
+                best[name][i] = min(best[name][i], time.perf_counter() - began)
+    return {name: (sum(best[name]), [one for some in answers[name] for one in some]) for name in systems}
 
 
 def _processor() -> str:

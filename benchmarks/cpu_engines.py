@@ -6,11 +6,12 @@ it; the same weights, the same sentences, one run.
 MODEL is a Hugging Face folder of a Marian translator (for instance Helsinki-NLP/opus-mt-en-fr), TEST pairs of source
 and reference, TRAIN pairs that the shortlist is learnt from (several files, if need be; none of them may have a
 sentence of TEST). Every system gets raw text and gives raw text, in batches of 1 and of 32 sentences, by one beam and
-by four. They take turns, and the best of several rounds counts. Needs the development dependencies (transformers,
-ctranslate2). The result goes to benchmarks/results/.
+by four. They take turns, and for each batch the best of several times counts. Needs the development dependencies
+(transformers, ctranslate2). The result goes to benchmarks/results/.
 """
 
 import argparse
+import functools
 import importlib
 import itertools
 import logging
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import keep, where
+from common import keep, side_by_side, where
 from sacrebleu.metrics.bleu import BLEU
 
 import sightline
@@ -34,7 +35,7 @@ from sightline.interop.hugging_face_files import read_hugging_face
 from sightline.text.shortlist import learn
 from sightline.text.tokenizer import Tokenizer
 
-System = Callable[[Sequence[str], int], list[str]]
+System = Callable[..., list[str]]
 
 
 def imported(marian: Path, folder: Path) -> Tokenizer:
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=256)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--rounds", type=int, default=3, help="the best counts")
+    parser.add_argument("--rounds", type=int, default=3, help="the best time of each batch counts")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -111,17 +112,13 @@ def main() -> None:
         }
     rows = []
     for beams, size in itertools.product(options.beams, options.batches):
-        best: dict[str, float] = {}
-        answers: dict[str, list[str]] = {}
-        for _, (name, system) in itertools.product(range(options.rounds), named.items()):
-            began = time.perf_counter()
-            answers[name] = [
-                answer for i in range(0, len(texts), size) for answer in system(texts[i : i + size], beams)
-            ]
-            best[name] = min(best.get(name, 1e9), time.perf_counter() - began)
-        fastest = min(seconds for name, seconds in best.items() if name.startswith("CTranslate2"))
-        for name, seconds in best.items():
-            mine, same = answers[name], answers["CTranslate2 int8" if "int8" in name else "CTranslate2 float32"]
+        ready: dict[str, Callable[[Sequence[str]], list[str]]] = {
+            name: functools.partial(system, beams=beams) for name, system in named.items()
+        }
+        found = side_by_side(ready, [texts[i : i + size] for i in range(0, len(texts), size)], options.rounds)
+        fastest = min(seconds for name, (seconds, _) in found.items() if name.startswith("CTranslate2"))
+        for name, (seconds, mine) in found.items():
+            _, same = found["CTranslate2 int8" if "int8" in name else "CTranslate2 float32"]
             row = {
                 "system": name,
                 "beams": beams,

@@ -9,17 +9,17 @@ result goes to benchmarks/results/.
 """
 
 import argparse
+import functools
 import itertools
 import logging
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import keep, where
+from common import keep, side_by_side, where
 from sacrebleu.metrics.bleu import BLEU
 from transformers import MarianMTModel
 
@@ -34,7 +34,7 @@ from sightline.search.find import find
 from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 
 Answers = list[list[int]]
-System = Callable[[Sequence[list[int]], int], Answers]
+System = Callable[..., Answers]
 
 
 class Translator(NamedTuple):
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", help="sentences at a time")
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--few", type=int, default=10**9, help="one by one, so many sentences are enough")
-    parser.add_argument("--rounds", type=int, default=2, help="the best counts")
+    parser.add_argument("--rounds", type=int, default=2, help="the best time of each batch counts")
     parser.add_argument("--name", help="of the result, if it is not that of the device")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), help="bfloat16 on a GPU")
     options = parser.parse_args()
@@ -125,24 +125,20 @@ def main() -> None:
     for beams, size in itertools.product(options.beams, batches):
         sources = given[: options.few if size == 1 else None]
         references = [reference for _, reference in pairs[: len(sources)]]
-        best: dict[str, float] = {}
-        answers: dict[str, Answers] = {}
-        for _, (name, system) in itertools.product(range(options.rounds), named.items()):
-            began = time.perf_counter()
-            answers[name] = [
-                answer for i in range(0, len(sources), size) for answer in system(sources[i : i + size], beams)
-            ]
-            best[name] = min(best.get(name, 1e9), time.perf_counter() - began)
-        for name, seconds in best.items():
-            mine = answers[name]
+        ready: dict[str, Callable[[Sequence[list[int]]], Answers]] = {
+            name: functools.partial(system, beams=beams) for name, system in named.items()
+        }
+        found = side_by_side(ready, [sources[i : i + size] for i in range(0, len(sources), size)], options.rounds)
+        fastest, same = found["Sightline"]
+        for name, (seconds, mine) in found.items():
             row = {
                 "system": name,
                 "beams": beams,
                 "batch": size,
                 "sentences": len(mine),
                 "tokens/s": round(sum(len(ids) + 1 for ids in mine) / seconds, 1),
-                "speed of Sightline against it": round(seconds / best["Sightline"], 2),
-                "same answers as Sightline": sum(a == b for a, b in zip(mine, answers["Sightline"], strict=True)),
+                "speed of Sightline against it": round(seconds / fastest, 2),
+                "same answers as Sightline": sum(a == b for a, b in zip(mine, same, strict=True)),
                 "bleu": round(BLEU().corpus_score([model.words.decode(ids) for ids in mine], [references]).score, 2),
             }
             rows.append(row)
