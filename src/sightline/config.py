@@ -25,11 +25,13 @@ __all__ = [
     "ModelConfig",
     "PositionsConfig",
     "SearchConfig",
+    "ServeConfig",
     "StackConfig",
     "TrainConfig",
     "explained",
     "load",
     "load_search",
+    "load_serve",
     "options",
     "presets",
 ]
@@ -336,6 +338,45 @@ class SearchConfig(Options):
         return self
 
 
+class ServeConfig(Options):
+    """What a service gives, and to whom."""
+
+    max_body: Annotated[int, Field(gt=0, strict=True)] = 1_000_000
+    """Bytes of a request."""
+    max_texts: Annotated[int, Field(gt=0, strict=True)] = 256
+    """Texts of a request."""
+    max_characters: Annotated[int, Field(gt=0, strict=True)] = 50_000
+    """Of all texts of a request together."""
+    max_tokens: Annotated[int, Field(gt=0, strict=True)] = 65_536
+    """Of all texts of a request together, each counted once for every beam."""
+    max_beams: Annotated[int, Field(gt=0, le=1000, strict=True)] = 16
+    """Beams, or samples, of a search."""
+    max_traced: Annotated[int, Field(gt=0, strict=True)] = 512
+    """Tokens of a text, or of its translation, that can be looked into."""
+    max_requests: Annotated[int, Field(gt=0, strict=True)] = 512
+    """Requests at a time."""
+    max_queue: Annotated[int, Field(gt=0, strict=True)] = 1024
+    """Requests of them that wait for a model."""
+    deadline: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds until an answer must be there."""
+    receive: Annotated[float, Field(gt=0)] = 20.0
+    """Seconds until all of a request must have come."""
+    shutdown: Annotated[float, Field(gt=0)] = 30.0
+    """Seconds in which requests may end when the service is stopped."""
+    wait: Annotated[float, Field(ge=0, le=1)] = 0.005
+    """Seconds that a request waits for others at most, so that they are searched together; one alone does not wait."""
+    batch_tokens: Annotated[int, Field(gt=0, strict=True)] = 8192
+    """Of a batch: tokens of its sources, each counted once for every beam."""
+    rate: Annotated[float, Field(ge=0)] = 0.0
+    """Requests a minute for each key; 0: any number."""
+    memory: Annotated[float, Field(ge=0)] = 0.0
+    """GiB that the models may take; beyond, those that were not asked for longest are given up. 0: any number."""
+    trace_memory: Annotated[float, Field(gt=0)] = 0.5
+    """GiB that traces may take, before the oldest ones are forgotten."""
+    origins: tuple[str, ...] = ()
+    """Web pages elsewhere that may ask: https://example.org; none by itself."""
+
+
 class Config(Options):
     """Everything a run is configured by."""
 
@@ -379,6 +420,13 @@ def load_search(sets: Iterable[str] = (), **given: Any) -> SearchConfig:
     for assignment in sets:
         _merge(given, _parse_set(assignment))
     return SearchConfig(**given)
+
+
+def load_serve(sets: Iterable[str] = (), **given: Any) -> ServeConfig:
+    """Options of a service: those given, overridden by each `a=b` of `sets`."""
+    for assignment in sets:
+        _merge(given, _parse_set(assignment))
+    return ServeConfig(**given)
 
 
 def options(group: type[Options] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

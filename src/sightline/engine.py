@@ -8,7 +8,7 @@ import contextlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,18 +22,19 @@ from sightline.interop.ctranslate2 import SHORTLIST, CTranslate2Search, beside, 
 from sightline.model.kernels import for_few_rows
 from sightline.model.transformer import EncoderDecoder
 from sightline.search.align import Alignment, Heads, Words, align, every_head
-from sightline.search.find import find, stream
+from sightline.search.find import Progress, find, follow, stream
 from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.risk import expected_chrf
 from sightline.search.score import following, force
-from sightline.text.split import Piece, gap, join, split, starts
-from sightline.text.stream import TextStream
+from sightline.search.tree import Tree, grow_tree
+from sightline.text.split import Piece, join, split, starts
+from sightline.text.stream import Telling
 from sightline.text.tokenizer import END, START, Tokenizer, with_end
 from sightline.text.words import words_of
 from sightline.trace.record import Trace, tracing
 from sightline.trace.what_if import what_if
 
-__all__ = ["Alternative", "Engine", "Scored", "Translation", "load"]
+__all__ = ["Alternative", "Asked", "Engine", "Scored", "Translation", "load"]
 
 WINDOW = 4096
 """Lines of a long text that are sorted by length together."""
@@ -80,6 +81,18 @@ class Alternative(NamedTuple):
     """Of the token alone, after what stands before it."""
     text: str
     """The whole translation, if this token is taken."""
+
+
+class Asked(NamedTuple):
+    """Texts as the model reads them."""
+
+    texts: Sequence[str]
+    pieces: list[list[Piece]]
+    """Of each text: what is translated at a time, and what stands between."""
+    sources: list[list[int]]
+    """The tokens of all pieces that have text."""
+    wishes: list[Wish]
+    """What is wanted of the answer to each."""
 
 
 class Changes(threading.local):
@@ -154,6 +167,18 @@ class Engine:
     ) -> list[Translation]:
         """The same, all options in one. `details`: whether log_probs are wanted, which may take longer; without, one
         beam may have no score either (nan)."""
+        asked = self.asked(texts, prefix=prefix, without=without, within=within)
+        return self.answered(asked, self._find(asked.sources, config, asked.wishes, details), align=align)
+
+    def asked(
+        self,
+        texts: Sequence[str],
+        *,
+        prefix: str | Sequence[str] | None = None,
+        without: Sequence[str] = (),
+        within: Sequence[str] = (),
+    ) -> Asked:
+        """What `search` will search for."""
         prefixes = [prefix or ""] * len(texts) if prefix is None or isinstance(prefix, str) else list(prefix)
         if len(prefixes) != len(texts):
             raise InputError(f"there are {len(prefixes)} prefixes and {len(texts)} texts; each text needs one.")
@@ -166,12 +191,35 @@ class Engine:
                 raise InputError(f"{what} for a text of one part, and this one is translated in several.")
             sources += some
             wishes += [Wish(first, banned, wanted)] * len(some)
-        found = iter(self._find(self.tokenizer.source.encode(sources), config, wishes, details))
+        return Asked(texts, pieces, self.tokenizer.source.encode(sources), wishes)
+
+    def answered(self, asked: Asked, answers: Sequence[list[Hypothesis]], *, align: bool = False) -> list[Translation]:
+        """The translations of texts, from what was found for all that was asked, in its order."""
+        texts, pieces, found = asked.texts, asked.pieces, iter(answers)
         ranked = [_ranks([next(found) if part.text else [] for part in parts]) for parts in pieces]
-        answers = [[self._together(parts, each) for each in ranks] for parts, ranks in zip(pieces, ranked, strict=True)]
+        whole = [[self._together(parts, each) for each in ranks] for parts, ranks in zip(pieces, ranked, strict=True)]
         if align:
-            answers = self._aligned(texts, pieces, ranked, answers)
-        return [first._replace(alternatives=others) for first, *others in answers]
+            whole = self._aligned(texts, pieces, ranked, whole)
+        return [first._replace(alternatives=others) for first, *others in whole]
+
+    def follow(
+        self,
+        sources: Sequence[list[int]],
+        config: SearchConfig,
+        wishes: Sequence[Wish],
+        *,
+        details: bool = True,
+        aloud: Collection[int] = (),
+        gone: Collection[int] = (),
+    ) -> Iterator[Progress]:
+        """One batch of what was asked, step by step (`sightline.search.find.follow`), so that others have their turn in
+        between. CTranslate2 makes one step of all of it, and tells no tokens: what is `aloud`, torch searches."""
+        if aloud and len(self.models) > 1:
+            raise InputError("several models that vote cannot be streamed; load one of them.")
+        if config.risk == "none" and (aloud or self._fast(config, wishes) is None):
+            yield from follow(self.models, sources, config, wishes, aloud=aloud, gone=gone)
+        else:
+            yield Progress({}, dict(enumerate(self._find(sources, config, wishes, details))))
 
     def translate_lines(self, lines: Iterable[str], *, window: int = WINDOW, **options: Any) -> Iterator[Translation]:
         """The translations of any number of lines, in order, in constant memory: a window of them at a time."""
@@ -187,19 +235,20 @@ class Engine:
             raise InputError("several models that vote cannot be streamed; load one of them.")
         wish = Wish(self.tokenizer.encode([prefix])[0], self._words(without))
         parts = self._pieces([text])[0]
-        for number, part in enumerate(parts, 1):
-            said = ""
+        telling = Telling(self.tokenizer, parts)
+        for number, part in enumerate(parts):
             if part.text:
-                words = TextStream(self.tokenizer)
-                for token in stream(self.model, self.tokenizer.source.encode([part.text])[0], config, wish):
-                    new = words.push(token)
-                    said += new
-                    yield from [new] if new else []
-                rest = words.finish()
-                said += rest
-                yield from [rest] if rest else []
-            between = gap(part, said) if number < len(parts) else part.gap
-            yield from [between] if between else []
+                (source,) = self.tokenizer.source.encode([part.text])
+                for token in stream(self.model, source, config, wish):
+                    yield from filter(None, [telling.push(number, token)])
+            yield from filter(None, [telling.finish(number)])
+
+    def beams(self, text: str, *, beam: int = 4, prefix: str = "", **options: Any) -> Tree:
+        """All hypotheses that a beam search for the translation of a text looks at, and what becomes of each."""
+        asked = self.asked([text], prefix=prefix)
+        if len(asked.sources) != 1:
+            raise InputError(f"beams are shown for a text of one part, and this one has {len(asked.sources)}.")
+        return grow_tree(self.models, asked.sources[0], SearchConfig(beams=beam, **options), asked.wishes[0])
 
     def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[Scored]:
         """How probable each target is as the translation of its source, token by token."""
@@ -274,14 +323,19 @@ class Engine:
             yield
 
     def _find(
-        self, sources: list[list[int]], config: SearchConfig, wishes: list[Wish], details: bool
+        self, sources: Sequence[list[int]], config: SearchConfig, wishes: Sequence[Wish], details: bool
     ) -> list[list[Hypothesis]]:
         if config.risk != "none":
             samples = find(self.models, sources, config.model_copy(update={"nbest": config.beams}), wishes)
             return [self._by_risk(each)[: config.nbest] for each in samples]
-        if self.fast is None or self.changes.here or supports(config, wishes):
+        fast = self._fast(config, wishes)
+        if fast is None:
             return find(self.models, sources, config, wishes)
-        return self.fast.find(sources, config, wishes, log_probs=details)
+        return fast.find(sources, config, wishes, log_probs=details)
+
+    def _fast(self, config: SearchConfig, wishes: Sequence[Wish]) -> CTranslate2Search | None:
+        """What searches faster than torch, if there is such, and it finds the same."""
+        return None if self.changes.here or supports(config, wishes) else self.fast
 
     def _by_risk(self, samples: list[Hypothesis]) -> list[Hypothesis]:
         """One sample of each text, the text most like all others first."""

@@ -8,7 +8,20 @@ import sys
 
 import typer
 
-from sightline.cli import align, config, demo, doctor, evaluate, export, import_, score, shortlist, train, translate
+from sightline.cli import (
+    align,
+    config,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    import_,
+    score,
+    serve,
+    shortlist,
+    train,
+    translate,
+)
 from sightline.errors import SightlineError
 
 __all__ = ["app", "main"]
@@ -28,6 +41,7 @@ app.command()(shortlist.shortlist)
 app.command()(score.score)
 app.command()(align.align)
 app.command()(evaluate.evaluate)
+app.command()(serve.serve)
 app.command("import")(import_.import_)
 app.command()(export.export)
 app.add_typer(config.app, name="config")

@@ -8,9 +8,9 @@ nothing. A sentence with sequences that must occur is always searched by itself.
 """
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
@@ -28,7 +28,7 @@ from sightline.search.sampling import Samples
 from sightline.search.scorer import Scorer, Scores
 from sightline.text.tokenizer import PAD, with_end
 
-__all__ = ["TIE", "PlainSearch", "Translator", "find", "stream"]
+__all__ = ["TIE", "PlainSearch", "Progress", "Translator", "find", "follow", "stream"]
 
 TIE = 2e-4
 """Hypotheses whose log-probabilities differ by less are as good as each other. In float32 that of one hypothesis
@@ -105,10 +105,65 @@ def stream(model: EncoderDecoder, source: Sequence[int], config: SearchConfig, w
             f"beams = {config.beams} change their mind; tokens can be streamed from one beam or one sample."
         )
     with contextlib.closing(_steps(Models([model]), [source], config, [wish])) as steps:
-        for search, (done,) in steps:
+        for search, _, (done,) in steps:
             if done:
                 break
             yield int(search.state.last()[0])
+
+
+class Progress(NamedTuple):
+    """What a step has brought to the sentences of a batch, by their number."""
+
+    tokens: dict[int, int]
+    """The token that each answer has grown by, where that is followed and sure."""
+    answers: dict[int, list[Hypothesis]]
+    """Of those that are done now, their best answers, best first."""
+
+
+def follow(
+    models: Sequence[EncoderDecoder],
+    sources: Sequence[Sequence[int]],
+    config: SearchConfig,
+    wishes: Sequence[Wish],
+    *,
+    aloud: Collection[int] = (),
+    gone: Collection[int] = (),
+) -> Iterator[Progress]:
+    """One batch, step by step, for who does other things in between; what is found is what `find` finds. `aloud`: the
+    sentences whose tokens are told as they come (with one beam, or one sample). `gone`: those that nobody waits for any
+    more; it may grow meanwhile."""
+    translator, told = Models(models), dict.fromkeys(aloud, 0)
+    several = len(sources) > 1 and translator.exact
+    over: set[int] = set()
+    near: list[int] = []  # these are searched again by themselves; what has been told of them holds
+    for search, here, done in _steps(translator, sources, config, wishes, lambda i: i in gone or i in over):
+        state = search.state
+        unsure = (state.margin < TIE).tolist() if several and told else [False] * len(here)
+        found = [row for row, i in enumerate(here) if i not in over and (done[row] or (unsure[row] and i in told))]
+        over.update(here[row] for row in found)
+        tokens: dict[int, int] = {}
+        if not over.issuperset(told):
+            last = zip(here, state.last()[:, 0].tolist(), strict=True)
+            tokens = {i: token for i, token in last if i in told and i not in over}
+        for i in tokens:
+            told[i] += 1
+        answers: dict[int, list[Hypothesis]] = {}
+        if found:
+            state.keep(torch.tensor(found, device=state.length.device))
+            for row, (best, margin) in zip(found, state.answers(), strict=True):
+                if several and margin < TIE:
+                    near.append(here[row])
+                else:
+                    answers[here[row]] = best
+        yield Progress(tokens, answers)
+    for i in near:
+        if i in gone:
+            continue
+        alone = follow(models, [sources[i]], config, [wishes[i]], aloud=[0] if i in told else [])
+        for number, (said, whole) in enumerate(alone):
+            yield Progress({i: said[0]} if said and number >= told[i] else {}, {i: whole[0]} if whole else {})
+            if i in gone:
+                break
 
 
 def _search(
@@ -116,23 +171,25 @@ def _search(
 ) -> list[tuple[list[Hypothesis], float]]:
     """One batch: for each source its answers, and how near it was that others had been found."""
     answers: list[tuple[list[Hypothesis], float] | None] = [None] * len(sources)
-    here = list(range(len(sources)))  # the sentences that are still in the batch
-    for search, done in _steps(translator, sources, config, wishes):
+    for search, here, done in _steps(translator, sources, config, wishes):
         if not search.leave(done):
             continue
         leaving = search.state
-        leaving.keep(torch.tensor([i for i, over in enumerate(done) if over], device=leaving.length.device))
+        leaving.keep(torch.tensor([row for row, over in enumerate(done) if over], device=leaving.length.device))
         for i, answer in zip((i for i, over in zip(here, done, strict=True) if over), leaving.answers(), strict=True):
             answers[i] = answer
-        here = [i for i, over in zip(here, done, strict=True) if not over]
     return [answer for answer in answers if answer is not None]
 
 
 def _steps(
-    translator: Translator, sources: Sequence[Sequence[int]], config: SearchConfig, wishes: Sequence[Wish]
-) -> Generator[tuple["PlainSearch | RecordedSearch", list[bool]], None, None]:
-    """A search after each token that it has added to all hypotheses of a batch, and which sentences are done. These
-    leave when that makes it faster."""
+    translator: Translator,
+    sources: Sequence[Sequence[int]],
+    config: SearchConfig,
+    wishes: Sequence[Wish],
+    gone: Callable[[int], bool] = lambda _: False,
+) -> Generator[tuple["PlainSearch | RecordedSearch", list[int], list[bool]], None, None]:
+    """A search after each token that it has added to all hypotheses of a batch; the sentences that are in it, by
+    number; and which of them are done, or gone. These leave when that makes it faster."""
     device = translator.device
     read = [with_end(source, translator.source_end) for source in sources]
     longest = max(map(len, read))
@@ -142,15 +199,17 @@ def _steps(
         state: Beams | Samples = ConstrainedBeams(rules, config, ids != PAD, wishes[0])
     else:
         state = Samples(rules, config, sources) if config.sample else Beams(rules, config, ids != PAD)
+    here = list(range(len(sources)))
     with translator.begin(ids, state) as search:
         for _ in range(rules.longest):
             search.advance()
-            done = search.done().tolist()
-            yield search, done
+            done = [over or gone(i) for i, over in zip(here, search.done().tolist(), strict=True)]
+            yield search, here, done
             if all(done):
                 return
             if search.leave(done):
-                search.keep(torch.tensor([i for i, over in enumerate(done) if not over], device=device))
+                search.keep(torch.tensor([row for row, over in enumerate(done) if not over], device=device))
+                here = [i for i, over in zip(here, done, strict=True) if not over]
 
 
 class Models:

@@ -6,10 +6,12 @@ from being a beginning; its end is held back for as long as it may still change.
 """
 
 import re
+from collections.abc import Sequence
 
+from sightline.text.split import Piece, gap
 from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 
-__all__ = ["TextStream"]
+__all__ = ["Telling", "TextStream"]
 
 BROKEN = "\ufffd"
 HELD = 3
@@ -90,3 +92,39 @@ class TextStream:
         self._silent = not changed and self._tokenizer.decode([*self._ordinary, self._ids[-1]]) == self._ordinary_text
         if was and self._silent:
             self._ids.pop()
+
+
+class Telling:
+    """The answers to the pieces of one text, told as one text, whichever of them grows first."""
+
+    def __init__(self, tokenizer: Tokenizer, pieces: Sequence[Piece]) -> None:
+        self._pieces, self._stream = pieces, TextStream(tokenizer)
+        self._waiting: list[list[int]] = [[] for _ in pieces]
+        self._ended = [False] * len(pieces)
+        self._at, self._said = 0, ""
+
+    def push(self, number: int, id: int) -> str:  # noqa: A002
+        """The text that comes for sure with this token of the answer to this piece; often ""."""
+        self._waiting[number].append(id)
+        return self._tell()
+
+    def finish(self, number: int) -> str:
+        """The same, when this answer has come to its end. Of a piece without text, it has from the start."""
+        self._ended[number] = True
+        return self._tell()
+
+    def _tell(self) -> str:
+        told = ""
+        while self._at < len(self._pieces):
+            piece = self._pieces[self._at]
+            said = "".join(map(self._stream.push, self._waiting[self._at]))
+            self._waiting[self._at] = []
+            if self._ended[self._at] and piece.text:
+                said += self._stream.finish()
+            told, self._said = told + said, self._said + said
+            if not self._ended[self._at]:
+                break
+            self._at += 1
+            told += gap(piece, self._said) if self._at < len(self._pieces) else piece.gap
+            self._said = ""
+        return told

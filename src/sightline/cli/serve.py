@@ -1,0 +1,62 @@
+"""`sightline serve`: models for others, by an API over HTTP."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+
+def serve(
+    models: Annotated[list[str], typer.Argument(help="Folders of trained models, or NAME=FOLDER.")],
+    host: Annotated[str, typer.Option(help="Where requests may come from: 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Where requests come in; 0 takes one that is free.")] = 8000,
+    keys: Annotated[
+        Path | None, typer.Option(help="A file with a line NAME KEY for each who may ask; without, everybody may.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(help="A web page elsewhere that may ask: https://example.org; may be repeated.")
+    ] = None,
+    set: Annotated[
+        list[str] | None, typer.Option(help="A limit, or another option of the service, as option=value.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="auto, torch or ctranslate2: what searches.")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="auto, float32, or, faster and rounded, int8 (on a CPU) or bfloat16 (on a GPU).")
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the best there is.")] = "auto",
+    log: Annotated[str, typer.Option(help="json or plain; auto is plain for a person, json for a file.")] = "auto",
+) -> None:
+    """Serve models: translation, scores, and a look inside, by an API over HTTP.
+
+    The first model is loaded at once, others when somebody asks for them. SIGHUP loads them anew from their folders;
+    SIGTERM and Ctrl-C end the service when all that was begun is done.
+    """
+    from sightline.config import load_serve
+    from sightline.engine import load
+    from sightline.errors import InputError
+
+    if log not in ("auto", "json", "plain"):
+        raise InputError(f"there is no log {log!r}; known are auto, json and plain.")
+    given: dict[str, Any] = {"origins": tuple(allow_origin)} if allow_origin else {}
+    config = load_serve(set or [], **given)
+    try:
+        from sightline.serve.app import create_app, listen, run
+        from sightline.serve.gate import read_keys
+        from sightline.serve.models import Models, named
+        from sightline.serve.observe import start_logging
+        from sightline.serve.service import Service
+    except ModuleNotFoundError as error:
+        raise InputError(f"serving needs {error.name}; install it by: pip install 'sightline[serve]'.") from None
+
+    known = read_keys(keys) if keys else {}
+    chosen = {"engine": cast("Any", engine), "precision": cast("Any", precision), "device": device}
+    shelf = Models(named(models), lambda folder: load(folder, **chosen), config.memory)
+    place = listen(host, port)
+    start_logging(json_lines=log == "json" or (log == "auto" and not sys.stderr.isatty()))
+    if not known and host not in ("127.0.0.1", "localhost", "::1"):
+        typer.echo(f"Anybody who reaches {host} may ask: there are no keys (--keys).", err=True)
+    shelf.load_first()
+    address = f"[{host}]" if ":" in host else host
+    typer.echo(f"Serving {', '.join(shelf.entries)} at http://{address}:{place.getsockname()[1]}", err=True)
+    run(create_app(Service(shelf, config), known), place)

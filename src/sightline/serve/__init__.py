@@ -1,0 +1,1 @@
+"""Translation for others: an API over HTTP."""

@@ -1,0 +1,169 @@
+"""The service as an ASGI application, and as a process that can be started and stopped."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+
+from sightline import __version__
+from sightline.errors import InputError
+from sightline.serve.gate import Gate, Keys
+from sightline.serve.observe import Observe
+from sightline.serve.problems import Problem, ProblemDetails
+from sightline.serve.routes import router
+from sightline.serve.service import ClientGone, Service
+
+__all__ = ["create_app", "listen", "run"]
+
+ABOUT = """Translation by Transformers, and a look inside them.
+
+Problems are told as RFC 9457 has it (`application/problem+json`). Their types, and everything else, are described in
+the guide to serving.
+"""
+
+
+def create_app(service: Service, keys: Mapping[str, str] | None = None) -> FastAPI:
+    """The application. `keys`: who may ask, by name; without, everybody."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        with _on_hangup(service.models.reload):
+            yield
+        app.state.stopping = True
+        await asyncio.get_running_loop().run_in_executor(None, service.close)
+
+    known = Keys(keys or {}, service.config.rate)
+    middleware = [Middleware(Observe, metrics=service.metrics)]
+    if service.config.origins:
+        allowed: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+        middleware.append(Middleware(CORSMiddleware, allow_origins=list(service.config.origins), **allowed))
+    middleware.append(Middleware(Gate, config=service.config, keys=known))
+    app = FastAPI(
+        title="Sightline",
+        version=__version__,
+        description=ABOUT,
+        docs_url=None,  # it would load scripts from elsewhere
+        redoc_url=None,
+        lifespan=lifespan,
+        middleware=middleware,
+    )
+    app.state.service, app.state.stopping = service, False
+    app.include_router(router)
+    app.add_exception_handler(Problem, _problem)
+    app.add_exception_handler(HTTPException, _problem)
+    app.add_exception_handler(RequestValidationError, _problem)
+    app.add_exception_handler(ClientGone, _gone)
+    _describe(app, bool(known))
+    return app
+
+
+async def _problem(request: Request, error: Exception) -> Response:
+    if isinstance(error, RequestValidationError):
+        first, kind = error.errors()[0], request.headers.get("content-type", "")
+        if first["loc"] == ("body",) and "json" not in kind:
+            return Problem("wrong-type", "send application/json.").response()
+        where = ".".join(str(part) for part in first["loc"][1:]) or "the body"
+        kind = "malformed" if first["type"] == "json_invalid" else "invalid"
+        error = Problem(kind, f"{where}: {first['msg']}.")
+    elif isinstance(error, HTTPException):
+        kind = {400: "malformed", 404: "not-found", 405: "wrong-method"}.get(error.status_code, "malformed")
+        about = {"not-found": "see /openapi.json for what there is.", "malformed": "the body is no JSON in UTF-8."}
+        error_headers = dict(error.headers or {})
+        error = Problem(kind, about.get(kind, "see /openapi.json for what can be done."))
+        error.headers |= error_headers
+    assert isinstance(error, Problem)  # noqa: S101
+    return error.response(libre=request.url.path == "/translate")
+
+
+async def _gone(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it; logs and metrics know it by this number
+
+
+def _describe(app: FastAPI, keys: bool) -> None:
+    """Put problems, and keys where there are some, into the OpenAPI document."""
+    plain = app.openapi
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            whole = plain()
+            parts = whole["components"]
+            parts["schemas"]["Problem"] = ProblemDetails.model_json_schema()
+            parts["schemas"].pop("HTTPValidationError", None)
+            parts["schemas"].pop("ValidationError", None)
+            from sightline.serve.schemas import LibreRequest  # noqa: PLC0415 - its body is read by hand
+
+            parts["schemas"]["LibreRequest"] = LibreRequest.model_json_schema()
+            if keys:
+                parts["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+                whole["security"] = [{"key": []}]
+        return app.openapi_schema  # type: ignore[return-value]
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _on_hangup(work: Callable[[], Any]) -> Any:
+    """Do it on SIGHUP, where there is such a signal and it is ours to take."""
+    loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+    def start() -> None:
+        task = loop.create_task(work())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    hangup = getattr(signal, "SIGHUP", None)
+    with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+        if hangup is not None:
+            loop.add_signal_handler(hangup, start)
+    yield
+    with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+        if hangup is not None:
+            loop.remove_signal_handler(hangup)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A place where requests can come in."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        place = socket.socket(family, kind, protocol)
+        if os.name == "posix":
+            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(address)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"port {port} of {host} cannot be used ({reason}); choose another one by --port.") from None
+    return place
+
+
+class _Server(uvicorn.Server):
+    """Stops by saying so first."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.config.app.state.stopping = True  # type: ignore[union-attr]
+        super().handle_exit(sig, frame)
+
+
+def run(app: FastAPI, place: socket.socket) -> None:
+    """Serve until the process is told to stop (SIGTERM, SIGINT); what was begun by then ends."""
+    service: Service = app.state.service
+    config = uvicorn.Config(
+        app,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(1, round(service.config.shutdown)),
+        backlog=2048,
+    )
+    _Server(config).run([place])

@@ -1,0 +1,134 @@
+"""What is known of every request: its number, how it ended and how long it took, in logs and metrics. Never its text.
+
+And what every answer has: the headers that keep browsers from doing more with it than they should.
+"""
+
+import json
+import logging
+import re
+import secrets
+import sys
+import time
+import traceback
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sightline.serve.problems import Problem
+
+__all__ = ["HEADERS", "JsonLines", "Metrics", "Observe", "PlainLines", "start_logging"]
+
+log = logging.getLogger("sightline.serve")
+NUMBER = re.compile(r"[A-Za-z0-9._-]{1,64}")
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Metrics:
+    """What Prometheus is told."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        named: dict[str, Any] = {"namespace": "sightline", "registry": self.registry}
+        self.requests = Counter("requests", "Requests that were answered.", ["route", "status"], **named)
+        self.seconds = Histogram(
+            "request_seconds", "From a request's first byte to the end of its answer.", ["route"], **named
+        )
+        self.waited = Histogram("waited_seconds", "Until the search for a translation began.", **named)
+        sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+        self.batch = Histogram("batch_sentences", "Sentences that were searched together.", buckets=sizes, **named)
+        self.batch_seconds = Histogram("batch_seconds", "How long a batch took.", **named)
+        self.characters = Counter("characters", "Characters that were translated.", ["model"], **named)
+        self.active = Gauge("requests_active", "Requests that are being answered.", **named)
+        self.waiting = Gauge("requests_waiting", "Requests that wait for a model.", **named)
+        self.loaded = Gauge("model_loaded", "Whether a model is in memory.", ["model"], **named)
+
+
+class Observe:
+    """The outermost layer of the service."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        number = given if NUMBER.fullmatch(given) else secrets.token_hex(8)
+        scope.setdefault("state", {})["about"] = about = {"request": number}
+        began, status = time.perf_counter(), 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                more = {**HEADERS, "X-Request-ID": number}
+                message["headers"] = [
+                    *message["headers"],
+                    *((name.lower().encode(), value.encode()) for name, value in more.items()),
+                ]
+            await send(message)
+
+        self.metrics.active.inc()
+        try:
+            await self.app(scope, receive, sending)
+        except Exception as error:
+            about["error"] = "".join(traceback.format_exception(error))
+            if not status:
+                problem = Problem("internal", f"it was logged as request {number}; please report it.")
+                await problem.response()(scope, receive, sending)
+        finally:
+            self.metrics.active.dec()
+            route = getattr(scope.get("route"), "path", "none")
+            seconds = time.perf_counter() - began
+            self.metrics.requests.labels(route, status or "none").inc()
+            self.metrics.seconds.labels(route).observe(seconds)
+            level = logging.ERROR if "error" in about else logging.INFO
+            ended = {"method": scope["method"], "route": route, "status": status, "ms": round(seconds * 1e3, 1)}
+            log.log(level, "request", extra={"about": {**about, **ended}})
+
+
+class JsonLines(logging.Formatter):
+    """A JSON object for each thing that is logged."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        about = {"time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"), "level": record.levelname.lower()}
+        about |= {"event": record.getMessage(), **getattr(record, "about", {})}
+        if record.exc_info:
+            about["error"] = self.formatException(record.exc_info)
+        return json.dumps(about, ensure_ascii=False, default=str)
+
+
+class PlainLines(logging.Formatter):
+    """A line for each, as a person reads it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        about: dict[str, Any] = getattr(record, "about", {})
+        if record.getMessage() != "request" or "route" not in about:
+            rest = "  ".join(f"{name} {value}" for name, value in about.items())
+            line = f"{record.getMessage()}  {rest}".rstrip()
+        else:
+            line = f"{about['status']} {about['method']} {about['route']}  {about['ms']:.0f} ms  {about['request']}"
+            line += f"\n{about['error'].rstrip()}" if "error" in about else ""
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return f"{self.formatTime(record, '%H:%M:%S')}  {line}"
+
+
+def start_logging(json_lines: bool) -> None:
+    """Log to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if json_lines else PlainLines())
+    log.handlers, log.propagate = [handler], False
+    log.setLevel(logging.INFO)
