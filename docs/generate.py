@@ -55,6 +55,7 @@ MODULES = [
     "sightline.search.recorded",
     "sightline.search.score",
     "sightline.search.align",
+    "sightline.search.tree",
     "sightline.text.split",
     "sightline.text.stream",
     "sightline.text.words",
@@ -87,6 +88,15 @@ MODULES = [
     "sightline.interop.numbers",
     "sightline.interop.reading",
     "sightline.interop.export",
+    "sightline.serve.app",
+    "sightline.serve.routes",
+    "sightline.serve.schemas",
+    "sightline.serve.service",
+    "sightline.serve.worker",
+    "sightline.serve.models",
+    "sightline.serve.gate",
+    "sightline.serve.observe",
+    "sightline.serve.problems",
     "sightline.errors",
 ]
 NOTE = "<!-- Written by docs/generate.py from the code; edit the code instead. -->\n\n"

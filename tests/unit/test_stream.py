@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sightline.data.builtin import generate
-from sightline.text.stream import KEPT, MOST, TextStream
+from sightline.text.split import Piece, join
+from sightline.text.stream import KEPT, MOST, Telling, TextStream
 from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
 
 LINES = [text for pair in generate("train", 300) for text in (pair.source, pair.target)]
@@ -247,3 +248,22 @@ def test_an_id_costs_the_same_however_long_the_text(tokenizer, monkeypatch):
     assert found == decode(ids)
     assert sum(work) <= 2 * MOST * len(ids)
     assert max(work) < 1000  # Llama's longest run of bytes
+
+
+OWN = Tokenizer.train(LINES, 500)
+
+
+@given(st.data())
+def test_answers_to_pieces_are_told_in_their_order_whichever_comes_first(data):
+    tokenizer = OWN
+    texts = data.draw(st.lists(st.sampled_from(["a b.", "", "Ein Mann", "läuft 🦊!"]), max_size=4))
+    pieces = [Piece(text, data.draw(st.sampled_from([" ", "\n", ""]))) for text in texts]
+    answers = [tokenizer.encode([text])[0] for text in texts]
+    telling, told = Telling(tokenizer, pieces), ""
+    left = [*(i for i, ids in enumerate(answers) for _ in range(len(ids) + 1))]
+    at = [0] * len(texts)
+    for i in data.draw(st.permutations(left)):
+        told += telling.finish(i) if at[i] == len(answers[i]) else telling.push(i, answers[i][at[i]])
+        at[i] += 1
+        assert join(pieces, [tokenizer.decode(ids) for ids in answers]).startswith(told)
+    assert told == join(pieces, [tokenizer.decode(ids) for ids in answers])

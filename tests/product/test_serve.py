@@ -1,0 +1,526 @@
+"""The service: the real command line in a process of its own, asked by real clients."""
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import libretranslatepy
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import sightline
+from serving import Server, problem, serving
+from sightline.data.builtin import generate
+from sightline.trace.pack import PIECE, read
+
+TEXTS = [pair.source for pair in generate("test", 40)]
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def engine(taught):
+    return sightline.load(taught, device="cpu")
+
+
+@pytest.fixture(scope="module", params=["auto", "torch"])
+def server(taught, request):
+    with serving(f"tiny-en-de={taught}", "--engine", request.param) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def small(taught):
+    """One with low limits, and keys."""
+    limits = {"max_body": 2000, "max_texts": 3, "max_characters": 300, "max_tokens": 400, "max_beams": 4}
+    limits |= {"max_traced": 30, "receive": 1, "rate": 600}
+    keys = taught.parent / "keys.txt"
+    keys.write_text("# who may ask\nanna 0123456789abcdef\n\nbert fedcba9876543210\n")
+    sets = [part for name, value in limits.items() for part in ("--set", f"{name}={value}")]
+    with serving(taught, "--keys", keys, "--allow-origin", "https://example.org", *sets) as server:
+        server.client.headers["authorization"] = "Bearer 0123456789abcdef"
+        yield server
+
+
+def test_what_is_translated_is_what_the_engine_writes(server, engine):
+    for options in (
+        {"beam": 1},
+        {},
+        {"beam": 3, "nbest": 2, "details": True},
+        {"align": True},
+        {"beam": 2, "sample": True},
+    ):
+        more = {name: value for name, value in options.items() if name != "details"}
+        expected = engine.translate(TEXTS[:6], **more)
+        for mine, theirs in zip(server.translate(TEXTS[:6], **options), expected, strict=True):
+            assert mine["text"] == theirs.text
+            if "details" in options:
+                assert mine["tokens"] == theirs.tokens
+                assert mine["log_probs"] == pytest.approx(theirs.log_probs, abs=1e-4)
+                assert mine["score"] == pytest.approx(theirs.score, abs=1e-4)
+                assert [one["text"] for one in mine["alternatives"]] == [one.text for one in theirs.alternatives]
+            if "align" in options:
+                assert [tuple(pair) for pair in mine["alignment"]] == theirs.alignment
+    (one,) = server.translate(TEXTS[0], prefix="Die", beam=2)
+    assert one["text"].startswith("Die")
+    word = server.translate(TEXTS[0])[0]["text"].split()[1]
+    assert word not in server.translate(TEXTS[0], without=[word])[0]["text"].split()
+    assert "Garten" in server.translate(TEXTS[0], within=["Garten"])[0]["text"]
+
+
+def test_texts_keep_their_lines_and_empty_ones_stay_empty(server, engine):
+    text = f"{TEXTS[0]}\n\n  {TEXTS[1]}\n"
+    assert server.translate([text, "", " \n"])[0]["text"] == engine.translate(text)[0].text
+    assert [one["text"] for one in server.translate(["", " \n"])] == ["", " \n"]
+    assert server.translate([]) == []
+
+
+def events(answer):
+    found = []
+    for block in answer.text.split("\n\n")[:-1]:
+        kind, data = block.split("\n")
+        found.append((kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
+
+
+def test_a_stream_tells_the_text_as_it_grows(server, engine):
+    for text in (TEXTS[0], f"{TEXTS[1]}\n{TEXTS[2]}", "", "🦊 ü"):
+        answer = server.post("/v1/translate/stream", {"text": text})
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        *told, (last, whole) = events(answer)
+        assert last == "done"
+        assert {kind for kind, _ in told} <= {"token"}
+        assert "".join(one["text"] for _, one in told) == whole["text"] == engine.translate(text, beam=1)[0].text
+    assert len(events(server.post("/v1/translate/stream", {"text": TEXTS[0]}))) > 5
+    sampled = {"text": TEXTS[0], "sample": True, "seed": 3, "temperature": 2.0}
+    drawn = events(server.post("/v1/translate/stream", sampled))[-1][1]["text"]
+    assert drawn == engine.translate(TEXTS[0], beam=1, sample=True, seed=3, temperature=2.0)[0].text
+
+
+def test_scores_are_those_of_the_engine(server, engine):
+    targets = [one.text for one in engine.translate(TEXTS[:3])]
+    pairs = [{"source": source, "target": target} for source, target in zip(TEXTS[:3], targets, strict=True)]
+    answer = server.post("/v1/score", {"pairs": pairs}).json()
+    for mine, theirs in zip(answer["scores"], engine.score(TEXTS[:3], targets), strict=True):
+        assert mine["tokens"] == theirs.tokens
+        assert mine["log_prob"] == pytest.approx(theirs.log_prob, abs=1e-4)
+    found = server.post("/v1/alternatives", {"text": TEXTS[0], "target": targets[0], "position": 2}).json()
+    expected = engine.alternatives(TEXTS[0], targets[0], 2)
+    assert [one["text"] for one in found["alternatives"]] == [one.text for one in expected]
+
+
+def test_a_trace_is_fetched_piece_by_piece(server, engine):
+    answer = server.post("/v1/trace", {"text": TEXTS[0]}).json()
+    expected = engine.trace(TEXTS[0])
+    assert answer["tokens"] == expected.tokens
+    assert [one["name"] for one in answer["tensors"]] == expected.names()
+    name = "encoder.layers.0.self_attention.probabilities"
+    about = next(one for one in answer["tensors"] if one["name"] == name)
+    for dtype, kind, tolerance in (("f32", "<f4", 1e-5), ("f16", "<f2", 1e-3)):
+        packed = server.get(f"/v1/trace/{answer['id']}", params={"names": [name], "dtype": dtype})
+        assert packed.headers["content-type"] == "application/octet-stream"
+        theirs = expected[name].numpy()
+        assert np.allclose(read(packed.content)[name].numpy(), theirs, atol=tolerance)
+        plain = server.get(f"/v1/trace/{answer['id']}/{name}", params={"dtype": dtype})
+        assert plain.headers["x-pieces"] == "1"
+        assert np.allclose(np.frombuffer(plain.content, kind).reshape(about["shape"]), theirs, atol=tolerance)
+    whole = read(server.get(f"/v1/trace/{answer['id']}").content)
+    assert whole.names() == expected.names()
+    assert len(plain.content) < PIECE
+    problem(server.get(f"/v1/trace/{answer['id']}/{name}", params={"piece": 1}), 404, "not-found")
+    problem(server.get(f"/v1/trace/{answer['id']}/no.such.thing"), 404, "not-found")
+    problem(server.get("/v1/trace/forgotten"), 404, "not-found")
+    given = server.post("/v1/trace", {"text": TEXTS[0], "target": "Der Hund"}).json()
+    assert given["target"] == "Der Hund"
+
+
+def test_beams_are_shown_with_what_became_of_them(server, engine):
+    answer = server.post("/v1/beams", {"text": TEXTS[0], "beam": 3}).json()
+    expected = engine.beams(TEXTS[0], beam=3)
+    assert [one["token"] for one in answer["beams"]] == [
+        engine.tokenizer.pieces([node.token])[0] for node in expected.nodes
+    ]
+    assert answer["translations"][0]["text"] == engine.translate(TEXTS[0], beam=3)[0].text
+    ended = [one["score"] for one in answer["beams"] if one["fate"] == "ended"]
+    assert max(ended) == pytest.approx(answer["translations"][0]["score"], abs=1e-4)
+
+
+def test_the_same_request_has_the_same_answer_whatever_the_load(server):
+    """Greedy, by beams, drawn and streamed, all at once and in any order; each is what it is alone."""
+    asked = [{"text": text, **more} for text in TEXTS[:24] for more in ({"beam": 1}, {}, {"sample": True, "seed": 2})]
+    expected = [server.translate(**one)[0]["text"] for one in asked]
+    for seed in (1, 2):
+        order = list(range(len(asked)))
+        random.Random(seed).shuffle(order)
+        with ThreadPoolExecutor(32) as pool:
+            found = list(pool.map(lambda i: server.translate(**asked[i])[0]["text"], order))
+        assert found == [expected[i] for i in order]
+
+
+def test_clients_of_libretranslate_work(server, engine):
+    client = libretranslatepy.LibreTranslateAPI(f"{server.url}/")
+    expected = [one.text for one in engine.translate(TEXTS[:2])]
+    assert client.translate(TEXTS[0], "en", "de") == expected[0]
+    assert client.languages() == [{"code": "en", "name": "English", "targets": ["de"]}]
+    answer = server.post("/translate", {"q": TEXTS[:2], "source": "auto", "target": "de", "format": "text"})
+    assert answer.json() == {"translatedText": expected}
+    several = server.post("/translate", {"q": TEXTS[0], "source": "en", "target": "de", "alternatives": 2}).json()
+    assert several["translatedText"] == expected[0]
+    assert len(several["alternatives"]) == 2
+    detail = problem(server.post("/translate", {"q": "x", "source": "en", "target": "fr"}), 422, "invalid")
+    assert detail == "there is no model from en to fr; see /languages."
+    assert server.post("/translate", {"q": "x", "source": "en", "target": "fr"}).json()["error"] == detail
+    problem(server.client.post("/translate", content=b"q=x", headers={"content-type": "text/plain"}), 415, "wrong-type")
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    problem(server.client.post("/translate", content=b"q=%ff&\xff", headers=form), 400, "malformed")
+
+
+def test_curl_works(server):
+    if not shutil.which("curl"):
+        pytest.skip("there is no curl here")
+    body = json.dumps({"text": TEXTS[0]})
+    command = ["curl", "-sS", f"{server.url}/v1/translate", "-H", "content-type: application/json", "-d", body]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["translations"] == server.translate(TEXTS[0])
+
+
+def test_what_is_wrong_with_a_request_is_told_in_one_sentence(server):
+    def send(content, **headers):
+        return server.client.post("/v1/translate", content=content, headers={**JSON, **headers})
+
+    problem(send(b'{"text": '), 400, "malformed")
+    problem(send(b'{"text": "\xff"}'), 400, "malformed")
+    problem(send(b"[" * 100_000), 400, "malformed")
+    assert problem(send(b"[]"), 422, "invalid")
+    assert problem(send(b'{"text": "\\ud800"}'), 422, "invalid")
+    assert problem(send(b'{"text": "x", "beam": NaN}'), 422, "invalid")
+    problem(server.client.post("/v1/translate", content=b"text=x"), 415, "wrong-type")
+    for body, detail in (
+        ({"txt": "x"}, "text: Field required."),
+        ({"text": "x", "beam": 0}, "beam: Input should be greater than or equal to 1."),
+        ({"text": "x", "beams": 2}, "beams: Extra inputs are not permitted."),
+        ({"text": "x", "beam": 17}, "beam: 17 are too many; ask for 16 at most."),
+        ({"text": "x", "beam": 2, "nbest": 3}, "nbest = 3 answers cannot come from beams = 2; ask for more beams."),
+    ):
+        assert problem(server.post("/v1/translate", body), 422, "invalid") == detail
+    for name in ("other", "../../etc/passwd", "/etc", "", "\0"):
+        found = problem(server.post("/v1/translate", {"text": "x", "model": name}), 404, "not-found")
+        assert found == "there is no model of this name; there are tiny-en-de."
+    problem(server.get("/nothing"), 404, "not-found")
+    refused = server.get("/v1/translate")
+    problem(refused, 405, "wrong-method")
+    assert refused.headers["allow"] == "POST"
+    problem(server.post("/v1/score", {"pairs": [{"source": "x " * 3000, "target": "y"}]}), 413, "too-large")
+
+
+def test_every_answer_has_the_headers_of_a_careful_service(server):
+    for answer in (server.get("/healthz"), server.get("/nothing"), server.post("/v1/translate", {"text": "a"})):
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert len(answer.headers["x-request-id"]) == 16
+        assert "server" not in answer.headers
+        assert "access-control-allow-origin" not in answer.headers
+    assert server.get("/healthz", headers={"x-request-id": "my-own.1"}).headers["x-request-id"] == "my-own.1"
+    assert server.get("/healthz", headers={"x-request-id": "a b\\"}).headers["x-request-id"] != "a b\\"
+
+
+def test_metrics_and_logs_tell_what_happened_but_not_what_was_said(server):
+    def value(name, **labels):
+        families = text_string_to_metric_families(server.get("/metrics").text)
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return sum(one.value for one in samples if labels.items() <= one.labels.items())
+
+    before = value("sightline_requests_total", route="/v1/translate", status="200")
+    server.translate("a secret sentence", prefix="geheim")
+    assert value("sightline_requests_total", route="/v1/translate", status="200") == before + 1
+    assert value("sightline_batch_sentences_count") >= 1
+    assert value("sightline_model_loaded", model="tiny-en-de") == 1
+    assert value("sightline_requests_active") == 1  # this one
+    number = server.get("/healthz").headers["x-request-id"]
+    deadline = time.monotonic() + 5
+    while number not in server.log and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (event,) = [one for one in server.events if one.get("request") == number]
+    assert event["route"] == "/healthz"
+    assert event["status"] == 200
+    for word in ("secret", "geheim", *TEXTS[:4]):
+        assert word not in server.log
+
+
+def test_who_leaves_is_forgotten(server):
+    """Clients that hang up in the middle do not keep others from being answered, and nothing stays behind."""
+    host, port = server.url.removeprefix("http://").split(":")
+    body = json.dumps({"text": TEXTS * 2, "beam": 4}).encode()
+    head = "POST /v1/translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    for _ in range(20):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(head.encode() + body)
+            time.sleep(0.01)
+    began = time.monotonic()
+    assert server.translate(TEXTS[0])
+    assert time.monotonic() - began < 10
+
+    def count(name):
+        line = next(line for line in server.get("/metrics").text.splitlines() if line.startswith(name))
+        return float(line.split()[-1])
+
+    deadline = time.monotonic() + 20
+    while count("sightline_requests_waiting ") > 0 or count("sightline_requests_active ") > 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    gone = 'sightline_requests_total{route="/v1/translate",status="499"}'
+    assert count(gone) > 0
+
+
+def test_limits_keep_the_service_from_drowning(small):
+    def refused(body, status=413, kind="too-large", path="/v1/translate"):
+        return problem(small.post(path, body), status, kind)
+
+    assert refused({"text": "x" * 3000}) == "the body may have 2000 bytes at most."
+    assert refused({"text": "x" * 301}) == "301 characters are too many; send 300 at most."
+    assert refused({"text": ["x"] * 4}) == "5 texts are too many; send 3 at most."
+    assert refused({"text": "x y z " * 40, "beam": 4}).startswith("484 tokens, counted once for every beam, are more")
+    assert refused({"text": "x", "beam": 5}, 422, "invalid") == "beam: 5 are too many; ask for 4 at most."
+    assert refused({"text": "x " * 60}, path="/v1/trace").endswith("it may have 30 at most.")
+
+    def parts():
+        yield b'{"text": "'
+        yield b"x" * 2000
+        yield b'"}'
+
+    problem(small.client.post("/v1/translate", content=parts(), headers=JSON), 413, "too-large")
+    host, port = small.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        head = "POST /v1/translate HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer 0123456789abcdef\r\n"
+        connection.sendall(f"{head}Content-Length: 50\r\n\r\n{{".encode())
+        connection.settimeout(10)
+        answer = connection.recv(4000)
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"it must be there within 1 seconds." in answer + connection.recv(4000)
+
+
+def test_keys(small):
+    for headers in ({}, {"authorization": "Bearer 0123456789abcdee"}, {"authorization": "Basic x"}, {"x-api-key": "é"}):
+        with httpx.Client(base_url=small.url, headers=headers) as client:
+            answer = client.post("/v1/translate", json={"text": "a"})
+            problem(answer, 401, "unauthorised")
+            assert answer.headers["www-authenticate"] == "Bearer"
+            problem(client.get("/metrics"), 401, "unauthorised")
+            assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
+    with httpx.Client(base_url=small.url, headers={"x-api-key": "fedcba9876543210"}) as client:
+        assert client.post("/v1/translate", json={"text": "a"}).status_code == 200
+    client = libretranslatepy.LibreTranslateAPI(f"{small.url}/", "fedcba9876543210")
+    with pytest.raises(Exception, match="HTTP Error 422"):  # it has a key, but no languages
+        client.translate("a", "en", "de")
+    with pytest.raises(Exception, match="HTTP Error 401"):
+        libretranslatepy.LibreTranslateAPI(f"{small.url}/", "wrong").translate("a", "en", "de")
+    assert any(one.get("key") == "bert" for one in small.events)
+    assert "fedcba9876543210" not in small.log
+
+
+def test_a_key_may_ask_so_often_and_no_more(small):
+    """600 a minute are 10 a second; 100 may come at once."""
+    with httpx.Client(base_url=small.url, headers={"x-api-key": "fedcba9876543210"}) as client:
+        answers = [client.get("/v1/models") for _ in range(130)]
+    refused = [one for one in answers if one.status_code == 429]
+    assert 5 < len(refused) < 60
+    problem(refused[0], 429, "too-many")
+    assert refused[0].headers["retry-after"] == "1"
+    assert small.get("/v1/models").status_code == 200
+
+
+def test_other_pages_may_ask_only_if_they_are_named(small):
+    for origin, allowed in (("https://example.org", True), ("https://example.com", False)):
+        asked = {"origin": origin, "access-control-request-method": "POST"}
+        answer = small.client.options("/v1/translate", headers=asked)
+        assert ("access-control-allow-origin" in answer.headers) == allowed
+        plain = small.get("/v1/models", headers={"origin": origin})
+        assert plain.headers.get("access-control-allow-origin") == (origin if allowed else None)
+
+
+def test_too_many_at_once_are_told_to_come_again(taught):
+    with serving(taught, "--set", "max_queue=4", "--set", "max_requests=12") as server:
+
+        def ask(_):
+            return server.post("/v1/translate", {"text": TEXTS, "beam": 8})
+
+        with ThreadPoolExecutor(24) as pool:
+            answers = list(pool.map(ask, range(24)))
+        busy = [answer for answer in answers if answer.status_code == 503]
+        assert busy
+        for answer in busy:
+            problem(answer, 503, "busy")
+            assert answer.headers["retry-after"] == "1"
+        good = [answer.json() for answer in answers if answer.status_code == 200]
+        assert len(good) + len(busy) == 24
+        assert good
+        assert all(one == good[0] for one in good)
+        assert server.translate("a")
+
+
+def test_an_answer_that_takes_too_long_is_given_up(taught):
+    with serving(taught, "--set", "deadline=0.2", "--engine", "torch") as server:
+        detail = problem(server.post("/v1/translate", {"text": TEXTS * 6, "beam": 8}), 503, "deadline")
+        assert detail == "it was not there after 0.2 seconds; ask for less."
+        deadline = time.monotonic() + 10
+        while server.post("/v1/translate", {"text": "a", "beam": 1}).status_code != 200:
+            assert time.monotonic() < deadline
+
+
+def test_models_are_loaded_when_they_are_asked_for_and_given_up_when_there_is_no_room(taught, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(taught, other)
+    with serving(f"one={taught}", f"two={other}", "--set", "memory=0.0035", "--engine", "torch") as server:
+
+        def loaded():
+            return [one["loaded"] for one in server.get("/v1/models").json()["models"]]
+
+        expected = server.translate(TEXTS[:3])
+        assert loaded() == [True, False]
+        assert server.translate(TEXTS[:3], model="two") == expected
+        assert loaded() == [False, True]
+        with ThreadPoolExecutor(8) as pool:  # whatever is given up meanwhile
+            found = list(pool.map(lambda i: server.translate(TEXTS[:3], model=("one", "two")[i % 2]), range(16)))
+        assert all(one == expected for one in found)
+        assert sum(loaded()) == 1
+        (other / "model.safetensors").write_bytes(b"nothing")
+        server.translate("a", model="one")
+        detail = problem(server.post("/v1/translate", {"text": "a", "model": "two"}), 503, "unavailable")
+        assert detail == "the model two cannot be loaded; the log says why."
+        assert str(other) not in detail
+
+
+def test_a_model_is_loaded_anew_without_dropping_requests(taught, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(taught, folder)
+    with serving(folder, "--engine", "torch") as server, ThreadPoolExecutor(8) as pool:
+        before = server.translate(TEXTS[0], details=True)
+        running = [pool.submit(server.translate, TEXTS[i % 40]) for i in range(60)]
+        model, words = sightline.load(folder).model, sightline.load(folder).tokenizer
+        model.classifier.weight.data.mul_(0.5)
+        sightline.checkpoint.save_model(model, folder, words)
+        server.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 30
+        while server.translate(TEXTS[0], details=True) == before:
+            assert time.monotonic() < deadline
+        assert all(one.result() for one in running)
+        (folder / "model.safetensors").write_bytes(b"nothing")
+        after = server.translate(TEXTS[0], details=True)
+        server.process.send_signal(signal.SIGHUP)
+        while "reload failed" not in server.log:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert server.translate(TEXTS[0], details=True) == after
+
+
+def test_a_service_that_is_stopped_finishes_what_it_has_begun(taught):
+    server = Server(taught, "--engine", "torch")
+
+    async def load():
+        """Clients that ask again and again, until they are refused; nobody is left with half an answer."""
+        outcomes = []
+
+        async def client(number):
+            async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
+                while True:
+                    try:
+                        answer = await http.post("/v1/translate", json={"text": TEXTS[number % 40], "beam": 4})
+                    except (httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError) as error:
+                        outcomes.append((type(error).__name__, time.monotonic()))
+                        return
+                    outcomes.append((answer.status_code, time.monotonic()))
+                    if answer.status_code != 200:
+                        problem(answer, 503, "stopping")
+                        return
+                    assert answer.json()["translations"][0]["text"]
+
+        clients = [asyncio.create_task(client(number)) for number in range(16)]
+        await asyncio.sleep(1.0)
+        in_flight = sum(not task.done() for task in clients)
+        server.process.send_signal(signal.SIGTERM)
+        stopped = time.monotonic()
+        await asyncio.gather(*clients)
+        return outcomes, in_flight, stopped
+
+    outcomes, in_flight, stopped = asyncio.run(load())
+    assert server.process.wait(20) == 0
+    assert in_flight == 16
+    after = [kind for kind, when in outcomes if when > stopped]
+    # Each of the 16 had one request under way, which is answered, and then was refused.
+    assert after.count(200) >= 16 - sum(kind in ("ReadError", "RemoteProtocolError") for kind in after)
+    assert sum(kind == "ReadError" for kind in after) == 0
+    assert {kind for kind, when in outcomes if when <= stopped} == {200}
+    server.stop()
+
+
+def test_a_service_that_was_killed_serves_again(taught):
+    server = Server(taught)
+    answer = server.translate(TEXTS[0])
+    assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+    with serving(taught) as again:
+        assert again.translate(TEXTS[0]) == answer
+
+
+@pytest.mark.parametrize("wrong", ["missing", "damaged", "cut", "taken", "same name", "bad name", "keys", "option"])
+def test_what_cannot_be_served_is_told_in_one_sentence(taught, tmp_path, wrong):
+    folder = tmp_path / "model"
+    shutil.copytree(taught, folder)
+    arguments, expected = [folder], ""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        if wrong == "missing":
+            arguments, expected = [tmp_path / "none"], f"{tmp_path / 'none'}"
+        elif wrong == "damaged":
+            (folder / "model.safetensors").write_bytes(b"x" * 5000)
+            expected = f"{folder}: this is no model, or its weights are damaged."
+        elif wrong == "cut":
+            whole = (folder / "model.safetensors").read_bytes()
+            (folder / "model.safetensors").write_bytes(whole[:-100])
+            expected = f"{folder / 'model.safetensors'}: the weights are damaged: the file is not as long as it says."
+        elif wrong == "taken":
+            arguments, expected = [folder, "--port", taken.getsockname()[1]], "choose another one by --port."
+        elif wrong == "same name":
+            arguments, expected = [folder, folder], "two models are called model;"
+        elif wrong == "bad name":
+            arguments, expected = [f"a b={folder}"], "'a b': a model is called by letters, digits, - _ and .;"
+        elif wrong == "keys":
+            (tmp_path / "keys").write_text("anna short")
+            arguments, expected = [folder, "--keys", tmp_path / "keys"], "line 1: the key of anna is too short"
+        else:
+            arguments, expected = [folder, "--set", "max_beam=3"], "max_beams"
+        command = [sys.executable, "-m", "sightline.cli.main", "serve", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert expected in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""
+
+
+def test_who_serves_everybody_is_warned(taught):
+    with serving(taught, "--host", "0.0.0.0") as server:
+        assert "Anybody who reaches 0.0.0.0 may ask: there are no keys (--keys)." in server.log
+        port = server.url.rsplit(":", 1)[1]
+        assert httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+
+
+def test_the_document_describes_the_service(server, tmp_path):
+    """schemathesis makes requests of all kinds from the OpenAPI document; each answer must be as the document says."""
+    document = server.get("/openapi.json").json()
+    assert document["paths"].keys() >= {"/v1/translate", "/v1/translate/stream", "/v1/score", "/v1/trace", "/v1/beams"}
+    assert all(route["post"].get("requestBody") for route in document["paths"].values() if "post" in route)
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--max-examples", "15"]
+    command += ["--seed", "1", "--checks", "all", "--request-timeout", "30", "--suppress-health-check", "all"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, "NO_COLOR": "1"}
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -1,0 +1,95 @@
+"""A service in a process of its own, as users start it."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+
+
+class Server:
+    """The real command line, and a client of it."""
+
+    def __init__(self, *arguments, seconds=60):
+        command = [sys.executable, "-m", "sightline.cli.main", "serve", *map(str, arguments), "--port", "0"]
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        self.lines = []
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        assert self._ready.wait(seconds), self.log
+        found = [re.search(r"^Serving .* at (http://\S+)$", line) for line in self.lines]
+        assert any(found), self.log
+        self.url = next(one[1] for one in found if one)
+        self.client = httpx.Client(base_url=self.url, timeout=60, limits=httpx.Limits(max_connections=200))
+
+    def _read(self):
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+            if line.startswith("Serving"):
+                self._ready.set()
+        self._ready.set()
+
+    @property
+    def log(self):
+        return "\n".join(self.lines)
+
+    @property
+    def events(self):
+        return [json.loads(line) for line in self.lines if line.startswith("{")]
+
+    @property
+    def memory(self):
+        """Resident bytes."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024
+
+    def get(self, path, **more):
+        return self.client.get(path, **more)
+
+    def post(self, path, body=None, **more):
+        return self.client.post(path, json=body, **more)
+
+    def translate(self, text, **options):
+        answer = self.post("/v1/translate", {"text": text, **options})
+        assert answer.status_code == 200, answer.text
+        return answer.json()["translations"]
+
+    def stop(self, sign=signal.SIGTERM, seconds=30):
+        self.client.close()
+        if self.process.poll() is None:
+            self.process.send_signal(sign)
+        code = self.process.wait(seconds)
+        self._reader.join(5)
+        self.process.stderr.close()
+        return code
+
+
+@contextlib.contextmanager
+def serving(*arguments):
+    server = Server(*arguments)
+    try:
+        yield server
+    finally:
+        server.stop(signal.SIGKILL)
+
+
+def problem(answer, status, kind):
+    """Whether an answer is this problem, and told as it should be."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body = answer.json()
+    assert body["type"] == f"urn:sightline:problem:{kind}"
+    assert body["status"] == status
+    assert body["title"]
+    assert body["detail"].endswith(".")
+    assert "\n" not in body["detail"]
+    return body["detail"]
