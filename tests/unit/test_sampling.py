@@ -80,6 +80,14 @@ def test_the_seed_and_the_sentence_decide_and_nothing_else(model):
         assert [one.score for one in each] == sorted((one.score for one in each), reverse=True)
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-40, 5e-324])
+def test_however_cold_it_is_the_likeliest_token_comes(model, temperature):
+    sources = [[4, 5, 6], [7], [8, 9, 10, 11, 12]]
+    drawn = find(model, sources, SearchConfig(sample=True, beams=2, temperature=temperature))
+    best = find(model, sources, SearchConfig(beams=1))
+    assert [one.ids for (one,) in drawn] == [one.ids for (one,) in best]
+
+
 @pytest.mark.parametrize("n", [5, 64, 700, 5000, 5003])
 @pytest.mark.parametrize("count", [1, 9])
 def test_the_highest_are_those_of_a_full_sort(n, count):

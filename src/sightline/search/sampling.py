@@ -22,6 +22,9 @@ from sightline.text.tokenizer import END, PAD, START
 
 __all__ = ["Samples"]
 
+COLDEST = 1e-30
+"""A temperature that leaves nothing but the likeliest token, and that float32 can divide by."""
+
 
 class Samples(Growing):
     """The samples of a batch of sentences, `beams` neighbouring rows for each, none of which knows of another."""
@@ -53,7 +56,7 @@ class Samples(Growing):
         forced = self.rules.apply(scores, self.tokens, self.length)
         config, place = self.config, self.length.view(1) - 1
         value, token = forced.among(*highest(scores.values, config.top_k or scores.values.shape[1], scores.maxima))
-        p = (value / config.temperature).softmax(-1)
+        p = ((value - value[:, :1]) / max(config.temperature, COLDEST)).softmax(-1)
         before = p.cumsum(1) - p  # what likelier tokens have together
         kept = (before < config.top_p) & (p >= config.min_p * p[:, :1])
         p = p * kept

@@ -17,11 +17,13 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 from sightline import __version__
+from sightline.config import ServeConfig
 from sightline.errors import InputError
 from sightline.serve.gate import Gate, Keys
 from sightline.serve.observe import Observe
 from sightline.serve.problems import Problem, ProblemDetails
 from sightline.serve.routes import router
+from sightline.serve.schemas import LibreRequest
 from sightline.serve.service import ClientGone, Service
 
 __all__ = ["create_app", "listen", "run"]
@@ -64,7 +66,7 @@ def create_app(service: Service, keys: Mapping[str, str] | None = None) -> FastA
     app.add_exception_handler(HTTPException, _problem)
     app.add_exception_handler(RequestValidationError, _problem)
     app.add_exception_handler(ClientGone, _gone)
-    _describe(app, bool(known))
+    _describe(app, service.config, bool(known))
     return app
 
 
@@ -90,22 +92,27 @@ async def _gone(_request: Request, _error: Exception) -> Response:
     return Response(status_code=499)  # nobody reads it; logs and metrics know it by this number
 
 
-def _describe(app: FastAPI, keys: bool) -> None:
-    """Put problems, and keys where there are some, into the OpenAPI document."""
+def _describe(app: FastAPI, config: ServeConfig, keys: bool) -> None:
+    """Put problems, limits, and keys where there are some, into the OpenAPI document."""
     plain = app.openapi
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
             whole = plain()
-            parts = whole["components"]
-            parts["schemas"]["Problem"] = ProblemDetails.model_json_schema()
-            parts["schemas"].pop("HTTPValidationError", None)
-            parts["schemas"].pop("ValidationError", None)
-            from sightline.serve.schemas import LibreRequest  # noqa: PLC0415 - its body is read by hand
-
-            parts["schemas"]["LibreRequest"] = LibreRequest.model_json_schema()
+            schemas = whole["components"]["schemas"]
+            schemas["Problem"] = ProblemDetails.model_json_schema()
+            schemas["LibreRequest"] = LibreRequest.model_json_schema()  # which is read by hand
+            for unused in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(unused, None)
+            for schema in schemas.values():
+                for name, about in schema.get("properties", {}).items():
+                    if name in ("beam", "nbest"):
+                        about["maximum"] = min(about["maximum"], config.max_beams)
+                    for part in [about, *about.get("anyOf", [])]:
+                        if part.get("type") == "array" and name in ("text", "q", "pairs"):
+                            part["maxItems"] = config.max_texts // (2 if name == "pairs" else 1)
             if keys:
-                parts["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+                whole["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
                 whole["security"] = [{"key": []}]
         return app.openapi_schema  # type: ignore[return-value]
 

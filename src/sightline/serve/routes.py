@@ -30,6 +30,11 @@ MOST_PACKED = 32_000_000
 COMMON = ("unauthorised", "too-many", "internal", "busy", "stopping")
 ALL = ("malformed", "not-found", "too-slow", "too-large", "wrong-type", "invalid", "deadline", "unavailable", *COMMON)
 """Problems that a request to a model may have."""
+EVENT = {
+    "type": "object",
+    "properties": {"event": {"enum": ["token", "done", "error"]}, "data": {"type": "string"}},
+    "required": ["event", "data"],
+}
 router = APIRouter()
 
 
@@ -58,7 +63,7 @@ async def translate(asked: schemas.TranslateRequest, request: Request, service: 
                 'Server-sent events: `token` with {"text": …} for each bit of text; at the end `done` with the whole '
                 "translation, or `error` with a problem."
             ),
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {"schema": EVENT}},
         },
         **responses(*ALL),
     },
@@ -130,13 +135,13 @@ async def alternatives(
 @router.post("/v1/beams", response_model_exclude_none=True, responses=responses(*ALL), tags=["looking inside"])
 async def beams(asked: schemas.BeamsRequest, request: Request, service: Serving) -> schemas.BeamsAnswer:
     """All that a beam search looks at: each hypothesis that was among the best at some step, and what became of it."""
-    _check(service, [asked.text, asked.prefix], asked.beam)
+    _check(service, [asked.text, asked.prefix], max(asked.beam, asked.nbest))
     name, engine = await service.models.engine(asked.model)
 
     def work() -> schemas.BeamsAnswer:
         _check_tokens(service, engine, [asked.text], [asked.prefix])
-        penalty = {"length_penalty": asked.length_penalty, "nbest": asked.nbest}
-        tree = engine.beams(asked.text, beam=asked.beam, prefix=asked.prefix, **penalty)
+        options = {"length_penalty": asked.length_penalty, "nbest": asked.nbest}
+        tree = engine.beams(asked.text, beam=max(asked.beam, asked.nbest), prefix=asked.prefix, **options)
         words, details = engine.tokenizer, schemas.TranslateRequest(text="", details=True)
         nodes = [schemas.Beam(**{**node._asdict(), "token": words.pieces([node.token])[0]}) for node in tree.nodes]
         found = [Found(words.decode(one.ids), one.score, words.pieces(one.ids), one.log_probs) for one in tree.answers]
@@ -289,10 +294,9 @@ async def libre_translate(request: Request, service: Serving) -> schemas.LibreAn
     sources = {source for source, target in pairs if target == asked.target}
     source = next(iter(sources)) if asked.source == "auto" and len(sources) == 1 else asked.source
     if (source, asked.target) not in pairs:
-        raise Problem("invalid", f"there is no model from {asked.source} to {asked.target}; see /languages.")
+        raise Problem("not-found", f"there is no model from {asked.source} to {asked.target}; see /languages.")
     texts, count = [asked.q] if isinstance(asked.q, str) else asked.q, asked.alternatives + 1
-    beam = {"beam": max(4, count), "nbest": count}
-    search = schemas.TranslateRequest(text="", **beam)
+    search = schemas.TranslateRequest(text="", nbest=count)
     found, _ = await _translated(search, texts, pairs[source, asked.target], request, service)
     said, others = [one.text for one in found], [[other.text for other in one.alternatives] for one in found]
     if isinstance(asked.q, str):
@@ -338,11 +342,12 @@ async def _translated(
 ) -> tuple[list[Found], str]:
     more = asked.model_dump(include={"without", "within", "details", "align"})
     words = [*more.get("without", []), *more.get("within", []), asked.prefix]
-    _check(service, [*texts, *words], asked.beam)
+    config = asked.config()
+    _check(service, [*texts, *words], config.beams)
     name, engine = await service.models.engine(model)
     try:
         found = await service.translations(
-            request, engine, name, texts=texts, config=asked.config(), prefix=asked.prefix or None, **more
+            request, engine, name, texts=texts, config=config, prefix=asked.prefix or None, **more
         )
     except SightlineError as error:
         raise Problem("invalid", str(error)) from None

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from sightline.config import SearchConfig
 
@@ -32,6 +32,15 @@ __all__ = [
     "Translation",
 ]
 
+
+def _whole(text: str) -> str:
+    """JSON can write half a character (a lone surrogate), which no text has."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("half a character (a lone surrogate) is no text")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
 Model = Annotated[
     str | None, Field(description="The name of a model; without one, the first of /v1/models.", max_length=64)
 ]
@@ -56,13 +65,13 @@ class SearchRequest(Body):
     """Hypotheses that grow side by side; 1 is greedy search. With sample: how many samples are drawn."""
     length_penalty: Annotated[float, Field(ge=0, le=10)] = 1.0
     """0 likes short answers, 1 is the mean over tokens."""
-    prefix: str = ""
+    prefix: Text = ""
     """How the answer must begin."""
 
     def config(self) -> SearchConfig:
         """The same, as a search takes it."""
         own = self.model_dump(include={*SearchConfig.model_fields})
-        return SearchConfig(beams=self.beam, **own)
+        return SearchConfig(beams=max(self.beam, own.get("nbest", 1)), **own)
 
 
 class SamplingRequest(SearchRequest):
@@ -80,7 +89,7 @@ class SamplingRequest(SearchRequest):
     """Of samples: draw among tokens at least this times as likely as the likeliest."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
     """Of samples: the same seed draws the same for the same text."""
-    without: list[str] = []
+    without: list[Text] = []
     """Words that no answer may have."""
 
 
@@ -91,11 +100,11 @@ class TranslateRequest(SamplingRequest):
         json_schema_extra={"examples": [{"text": "Hi, how are you?"}, {"text": ["Good morning."], "beam": 1}]}
     )
     model: Model = None
-    text: str | list[str]
+    text: Text | list[Text]
     """A text, or several. A text with several lines keeps them."""
     nbest: Annotated[int, Field(ge=1, le=1000)] = 1
-    """How many answers are given, the best first; at most as many as there are beams."""
-    within: list[str] = []
+    """How many answers are given, the best first; there are at least as many beams."""
+    within: list[Text] = []
     """Words that every answer has."""
     align: bool = False
     """Tell which word comes from which."""
@@ -108,7 +117,7 @@ class StreamRequest(SamplingRequest):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"text": "Hi, how are you?"}]})
     model: Model = None
-    text: str
+    text: Text
     beam: Annotated[int, Field(ge=1, le=1)] = 1
     """One: several beams change their mind."""
 
@@ -139,8 +148,8 @@ class TranslateAnswer(Answer):
 class Pair(Body):
     """A source, and what might be its translation."""
 
-    source: str
-    target: str
+    source: Text
+    target: Text
 
 
 class ScoreRequest(Body):
@@ -174,8 +183,8 @@ class TraceRequest(SearchRequest):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"text": "The animal was too tired."}]})
     model: Model = None
-    text: str
-    target: str | None = None
+    text: Text
+    target: Text | None = None
     """What the model writes for it; without, its own translation."""
 
 
@@ -204,7 +213,7 @@ class BeamsRequest(SearchRequest):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"text": "Good morning.", "beam": 3}]})
     model: Model = None
-    text: str
+    text: Text
     nbest: Annotated[int, Field(ge=1, le=1000)] = 1
     """How many answers are given."""
 
@@ -242,8 +251,8 @@ class AlternativesRequest(Body):
         json_schema_extra={"examples": [{"text": "Good morning.", "target": "Bonjour.", "position": 0}]}
     )
     model: Model = None
-    text: str
-    target: str
+    text: Text
+    target: Text
     """A translation of the text, or its beginning."""
     position: Annotated[int, Field(ge=0, lt=10**6)]
     """How many tokens stand before it (those of /v1/score)."""
@@ -293,10 +302,10 @@ class LibreRequest(BaseModel):
         use_attribute_docstrings=True,
         json_schema_extra={"examples": [{"q": "Good morning.", "source": "en", "target": "fr"}]},
     )
-    q: str | list[str]
-    source: str
+    q: Text | list[Text]
+    source: Text
     """A language of /languages; auto, where only one can be meant."""
-    target: str
+    target: Text
     format: Literal["text"] = "text"
     alternatives: Annotated[int, Field(ge=0, le=15)] = 0
     """How many other translations are given."""

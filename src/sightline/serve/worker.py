@@ -168,7 +168,8 @@ class Worker:
         """Jobs that are not begun."""
         self.batches: Callable[[int, float], None] = lambda _sentences, _seconds: None
         """Is told of every batch: how many sentences, how long it took."""
-        self._inbox: queue.SimpleQueue[Job | tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        # Not a SimpleQueue: in Python 3.11 its get may wait for ever when its timeout is a few microseconds.
+        self._inbox: queue.Queue[Job | tuple[Callable[[], Any], Future[Any]] | None] = queue.Queue()
         self._jobs: deque[Job] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._running: deque[tuple[Batch, float]] = deque()
