@@ -46,8 +46,16 @@ FORMAT = 1
 
 def save_model(model: Model, folder: Path | str, tokenizer: Tokenizer | None = None) -> None:
     """Write a model. Whenever the machine stops, the folder has the old model or the new one, and never half of one."""
-    weights = {name: weight.detach() for name, weight in model.named_parameters()}
-    save_weights(weights, model.config, folder, tokenizer)
+    with torch.device("meta"):
+        named = dict(build(model.config).named_parameters(remove_duplicate=False))
+    first: dict[Tensor, str] = {}
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    for name, weight in named.items():
+        if weight not in first:
+            first[weight] = name
+        elif not torch.equal(weights[name], weights[first[weight]]):  # an engine on a CPU parts what is tied
+            raise CheckpointError(f"{name}: the configuration ties it to {first[weight]!r}, and its numbers differ.")
+    save_weights({name: weights[name].detach() for name in first.values()}, model.config, folder, tokenizer)
 
 
 def save_weights(

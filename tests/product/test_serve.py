@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import sightline
 from serving import Server, problem, serving
+from sightline.checkpoint import load_model, load_tokenizer, save_model
 from sightline.data.builtin import generate
 from sightline.trace.pack import PIECE, read
 
@@ -291,9 +292,9 @@ def test_limits_keep_the_service_from_drowning(small):
     assert refused({"text": "x" * 3000}) == "the body may have 2000 bytes at most."
     assert refused({"text": "x" * 301}) == "301 characters are too many; send 300 at most."
     assert refused({"text": ["x"] * 4}) == "5 texts are too many; send 3 at most."
-    assert refused({"text": "x y z " * 40, "beam": 4}).startswith("484 tokens, counted once for every beam, are more")
+    assert refused({"text": "x y z " * 40, "beam": 4}).startswith("804 tokens, counted once for every beam, are more")
     assert refused({"text": "x", "beam": 5}, 422, "invalid") == "beam: 5 are too many; ask for 4 at most."
-    assert refused({"text": "x " * 60}, path="/v1/trace").endswith("it may have 30 at most.")
+    assert refused({"text": "x " * 20}, path="/v1/trace").endswith("it may have 30 at most.")
 
     def parts():
         yield b'{"text": "'
@@ -312,7 +313,12 @@ def test_limits_keep_the_service_from_drowning(small):
 
 
 def test_keys(small):
-    for headers in ({}, {"authorization": "Bearer 0123456789abcdee"}, {"authorization": "Basic x"}, {"x-api-key": "é"}):
+    for headers in (
+        {},
+        {"authorization": "Bearer 0123456789abcdee"},
+        {"authorization": "Basic x"},
+        {"x-api-key": "é".encode()},
+    ):
         with httpx.Client(base_url=small.url, headers=headers) as client:
             answer = client.post("/v1/translate", json={"text": "a"})
             problem(answer, 401, "unauthorised")
@@ -363,7 +369,8 @@ def test_too_many_at_once_are_told_to_come_again(taught):
         for answer in busy:
             problem(answer, 503, "busy")
             assert answer.headers["retry-after"] == "1"
-        good = [answer.json() for answer in answers if answer.status_code == 200]
+        good = [answer.json()["translations"] for answer in answers if answer.status_code == 200]
+        good = [[one["text"] for one in some] for some in good]
         assert len(good) + len(busy) == 24
         assert good
         assert all(one == good[0] for one in good)
@@ -382,7 +389,8 @@ def test_an_answer_that_takes_too_long_is_given_up(taught):
 def test_models_are_loaded_when_they_are_asked_for_and_given_up_when_there_is_no_room(taught, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(taught, other)
-    with serving(f"one={taught}", f"two={other}", "--set", "memory=0.0035", "--engine", "torch") as server:
+    memory = 1.5 * (taught / "model.safetensors").stat().st_size / 2**30
+    with serving(f"one={taught}", f"two={other}", "--set", f"memory={memory:.9f}", "--engine", "torch") as server:
 
         def loaded():
             return [one["loaded"] for one in server.get("/v1/models").json()["models"]]
@@ -408,9 +416,9 @@ def test_a_model_is_loaded_anew_without_dropping_requests(taught, tmp_path):
     with serving(folder, "--engine", "torch") as server, ThreadPoolExecutor(8) as pool:
         before = server.translate(TEXTS[0], details=True)
         running = [pool.submit(server.translate, TEXTS[i % 40]) for i in range(60)]
-        model, words = sightline.load(folder).model, sightline.load(folder).tokenizer
+        model = load_model(folder)
         model.classifier.weight.data.mul_(0.5)
-        sightline.checkpoint.save_model(model, folder, words)
+        save_model(model, folder, load_tokenizer(folder))
         server.process.send_signal(signal.SIGHUP)
         deadline = time.monotonic() + 30
         while server.translate(TEXTS[0], details=True) == before:
@@ -458,9 +466,9 @@ def test_a_service_that_is_stopped_finishes_what_it_has_begun(taught):
     assert server.process.wait(20) == 0
     assert in_flight == 16
     after = [kind for kind, when in outcomes if when > stopped]
-    # Each of the 16 had one request under way, which is answered, and then was refused.
-    assert after.count(200) >= 16 - sum(kind in ("ReadError", "RemoteProtocolError") for kind in after)
-    assert sum(kind == "ReadError" for kind in after) == 0
+    # What was under way is answered; then each of the 16 is told to go, and none finds the door shut.
+    assert after.count(503) == 16
+    assert set(after) <= {200, 503}
     assert {kind for kind, when in outcomes if when <= stopped} == {200}
     server.stop()
 

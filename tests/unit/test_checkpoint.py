@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from sightline.checkpoint import load_model, save_model
 from sightline.config import ModelConfig
 from sightline.errors import CheckpointError
+from sightline.model.kernels import for_few_rows
 from sightline.model.transformer import build
 from support import difference, every_variant, ids, reader, translator, writer
 
@@ -27,6 +28,22 @@ def test_saved_and_loaded_is_the_same(variant, tmp_path):
         assert again.config == model.config
         assert torch.equal(again(*inputs), model(*inputs))
         assert sorted(p.name for p in (tmp_path / variant).iterdir()) == ["config.json", "model.safetensors"]
+
+
+@torch.no_grad()
+def test_what_an_engine_has_laid_out_anew_is_saved_as_it_was(tmp_path):
+    """On a CPU a classifier gets numbers of its own; on disk it shares them again, if they are the same."""
+    for make, inputs in ((translator, (ids(2, 6), ids(2, 5))), (writer, (ids(2, 5),)), (reader, (ids(2, 5),))):
+        model = make("paper")
+        expected = model(*inputs)
+        for_few_rows(model)
+        save_model(model, tmp_path / "model")
+        assert difference(load_model(tmp_path / "model")(*inputs), expected) <= 1e-6
+        model.classifier.weight.mul_(0.5)
+        with pytest.raises(
+            CheckpointError, match="classifier.weight: the configuration ties it to '.*embedding"
+        ):
+            save_model(model, tmp_path / "model")
 
 
 @torch.no_grad()

@@ -41,7 +41,7 @@ def serve(
     given: dict[str, Any] = {"origins": tuple(allow_origin)} if allow_origin else {}
     config = load_serve(set or [], **given)
     try:
-        from sightline.serve.app import create_app, listen, run
+        from sightline.serve.app import create_app, run, take_port
         from sightline.serve.gate import read_keys
         from sightline.serve.models import Models, named
         from sightline.serve.observe import start_logging
@@ -52,11 +52,12 @@ def serve(
     known = read_keys(keys) if keys else {}
     chosen = {"engine": cast("Any", engine), "precision": cast("Any", precision), "device": device}
     shelf = Models(named(models), lambda folder: load(folder, **chosen), config.memory)
-    place = listen(host, port)
+    place = take_port(host, port)
     start_logging(json_lines=log == "json" or (log == "auto" and not sys.stderr.isatty()))
     if not known and host not in ("127.0.0.1", "localhost", "::1"):
         typer.echo(f"Anybody who reaches {host} may ask: there are no keys (--keys).", err=True)
     shelf.load_first()
+    place.listen(2048)
     address = f"[{host}]" if ":" in host else host
     typer.echo(f"Serving {', '.join(shelf.entries)} at http://{address}:{place.getsockname()[1]}", err=True)
     run(create_app(Service(shelf, config), known), place)

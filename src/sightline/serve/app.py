@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -26,8 +27,10 @@ from sightline.serve.routes import router
 from sightline.serve.schemas import LibreRequest
 from sightline.serve.service import ClientGone, Service
 
-__all__ = ["create_app", "listen", "run"]
+__all__ = ["create_app", "run", "take_port"]
 
+LINGER = 0.5
+"""Seconds for which open connections are kept when the service is stopped."""
 ABOUT = """Translation by Transformers, and a look inside them.
 
 Problems are told as RFC 9457 has it (`application/problem+json`). Their types, and everything else, are described in
@@ -139,8 +142,8 @@ def _on_hangup(work: Callable[[], Any]) -> Any:
             loop.remove_signal_handler(hangup)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A place where requests can come in."""
+def take_port(host: str, port: int) -> socket.socket:
+    """A place where requests will come in, once it listens."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         place = socket.socket(family, kind, protocol)
@@ -160,6 +163,16 @@ class _Server(uvicorn.Server):
         self.config.app.state.stopping = True  # type: ignore[union-attr]
         super().handle_exit(sig, frame)
 
+    async def main_loop(self) -> None:
+        """At the end no more connections come in, but open ones stay so for a moment: a request that is on its way is
+        told that it comes too late, and does not find the door shut."""
+        await super().main_loop()
+        for server in self.servers:
+            server.close()
+        end = time.monotonic() + LINGER
+        while time.monotonic() < end and not self.force_exit and self.server_state.connections:
+            await asyncio.sleep(0.02)
+
 
 def run(app: FastAPI, place: socket.socket) -> None:
     """Serve until the process is told to stop (SIGTERM, SIGINT); what was begun by then ends."""
@@ -173,4 +186,6 @@ def run(app: FastAPI, place: socket.socket) -> None:
         timeout_graceful_shutdown=max(1, round(service.config.shutdown)),
         backlog=2048,
     )
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(sign, lambda *_: None)  # uvicorn raises them once more when it is done, which then means nothing
     _Server(config).run([place])
