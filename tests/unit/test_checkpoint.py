@@ -40,9 +40,7 @@ def test_what_an_engine_has_laid_out_anew_is_saved_as_it_was(tmp_path):
         save_model(model, tmp_path / "model")
         assert difference(load_model(tmp_path / "model")(*inputs), expected) <= 1e-6
         model.classifier.weight.mul_(0.5)
-        with pytest.raises(
-            CheckpointError, match="classifier.weight: the configuration ties it to '.*embedding"
-        ):
+        with pytest.raises(CheckpointError, match="classifier.weight: the configuration ties it to '.*embedding"):
             save_model(model, tmp_path / "model")
 
 
