@@ -12,6 +12,8 @@ import pytest
 from typer.main import get_command
 
 from sightline.cli.main import app
+from sightline.config import ServeConfig
+from sightline.serve.problems import KINDS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -98,6 +100,13 @@ def test_the_reference_is_generated_from_the_code(tmp_path, monkeypatch):
     assert len(made) >= 4
     for page in made:
         assert page.read_text() == (ROOT / "docs" / "reference" / page.name).read_text(), f"run make docs: {page.name}"
+
+
+def test_the_guide_to_serving_has_every_option_and_every_problem():
+    page = (ROOT / "docs" / "guides" / "serve.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| (\S+) \| .+ \|$", page, re.MULTILINE))
+    options = {name: str(field.default) for name, field in ServeConfig.model_fields.items()}
+    assert rows == options | {name: str(kind.status) for name, kind in KINDS.items()}
 
 
 def test_no_path_of_a_machine_and_no_cache_is_committed():
