@@ -19,7 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import sightline
-from serving import Server, problem, serving
+from serving import problem, serving
 from sightline.checkpoint import load_model, load_tokenizer, save_model
 from sightline.data.builtin import generate
 from sightline.trace.pack import PIECE, read
@@ -434,49 +434,38 @@ def test_a_model_is_loaded_anew_without_dropping_requests(taught, tmp_path):
 
 
 def test_a_service_that_is_stopped_finishes_what_it_has_begun(taught):
-    server = Server(taught, "--engine", "torch")
+    """Clients ask again and again until they are told to go. What was under way is answered; nobody is left with half
+    an answer, or finds the door shut."""
+    outcomes = []
 
-    async def load():
-        """Clients that ask again and again, until they are refused; nobody is left with half an answer."""
-        outcomes = []
+    async def client(server, number):
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
+            answer = None
+            while answer is None or answer.status_code == 200:
+                answer = await http.post("/v1/translate", json={"text": TEXTS[number % 40], "beam": 4})
+                outcomes.append((answer.status_code, time.monotonic()))
+            problem(answer, 503, "stopping")
 
-        async def client(number):
-            async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
-                while True:
-                    try:
-                        answer = await http.post("/v1/translate", json={"text": TEXTS[number % 40], "beam": 4})
-                    except (httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError) as error:
-                        outcomes.append((type(error).__name__, time.monotonic()))
-                        return
-                    outcomes.append((answer.status_code, time.monotonic()))
-                    if answer.status_code != 200:
-                        problem(answer, 503, "stopping")
-                        return
-                    assert answer.json()["translations"][0]["text"]
-
-        clients = [asyncio.create_task(client(number)) for number in range(16)]
+    async def load(server):
+        clients = [asyncio.create_task(client(server, number)) for number in range(16)]
         await asyncio.sleep(1.0)
-        in_flight = sum(not task.done() for task in clients)
+        assert not any(task.done() for task in clients)
         server.process.send_signal(signal.SIGTERM)
         stopped = time.monotonic()
         await asyncio.gather(*clients)
-        return outcomes, in_flight, stopped
+        return stopped
 
-    outcomes, in_flight, stopped = asyncio.run(load())
-    assert server.process.wait(20) == 0
-    assert in_flight == 16
-    after = [kind for kind, when in outcomes if when > stopped]
-    # What was under way is answered; then each of the 16 is told to go, and none finds the door shut.
-    assert after.count(503) == 16
-    assert set(after) <= {200, 503}
+    with serving(taught, "--engine", "torch") as server:
+        stopped = asyncio.run(load(server))
+        assert server.process.wait(20) == 0
     assert {kind for kind, when in outcomes if when <= stopped} == {200}
-    server.stop()
+    assert [kind for kind, when in outcomes if when > stopped].count(503) == 16
 
 
 def test_a_service_that_was_killed_serves_again(taught):
-    server = Server(taught)
-    answer = server.translate(TEXTS[0])
-    assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+    with serving(taught) as server:
+        answer = server.translate(TEXTS[0])
+        assert server.stop(signal.SIGKILL) == -signal.SIGKILL
     with serving(taught) as again:
         assert again.translate(TEXTS[0]) == answer
 

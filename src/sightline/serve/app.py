@@ -30,7 +30,7 @@ from sightline.serve.service import ClientGone, Service
 __all__ = ["create_app", "run", "take_port"]
 
 LINGER = 0.5
-"""Seconds for which open connections are kept when the service is stopped."""
+"""Seconds for which open connections are kept after the last answer, when the service is stopped."""
 ABOUT = """Translation by Transformers, and a look inside them.
 
 Problems are told as RFC 9457 has it (`application/problem+json`). Their types, and everything else, are described in
@@ -169,8 +169,11 @@ class _Server(uvicorn.Server):
         await super().main_loop()
         for server in self.servers:
             server.close()
+        latest = time.monotonic() + (self.config.timeout_graceful_shutdown or 0)
         end = time.monotonic() + LINGER
-        while time.monotonic() < end and not self.force_exit and self.server_state.connections:
+        while time.monotonic() < min(end, latest) and not self.force_exit and self.server_state.connections:
+            if self.server_state.tasks:  # who has been answered may ask once more
+                end = time.monotonic() + LINGER
             await asyncio.sleep(0.02)
 
 
