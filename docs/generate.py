@@ -95,6 +95,7 @@ MODULES = [
     "sightline.serve.worker",
     "sightline.serve.models",
     "sightline.serve.gate",
+    "sightline.serve.protocol",
     "sightline.serve.observe",
     "sightline.serve.problems",
     "sightline.errors",

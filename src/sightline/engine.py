@@ -8,7 +8,7 @@ import contextlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -182,7 +182,8 @@ class Engine:
         prefixes = [prefix or ""] * len(texts) if prefix is None or isinstance(prefix, str) else list(prefix)
         if len(prefixes) != len(texts):
             raise InputError(f"there are {len(prefixes)} prefixes and {len(texts)} texts; each text needs one.")
-        banned, wanted, begun = self._words(without), self._words(within), self.tokenizer.encode(prefixes)
+        begun = self.tokenizer.encode(prefixes) if any(prefixes) else [[] for _ in prefixes]
+        banned, wanted = self._words(without), self._words(within)
         pieces, sources, wishes = self._pieces(texts), [], []
         for parts, first in zip(pieces, begun, strict=True):
             some = [part.text for part in parts if part.text]
@@ -211,7 +212,7 @@ class Engine:
         details: bool = True,
         aloud: Collection[int] = (),
         gone: Collection[int] = (),
-    ) -> Iterator[Progress]:
+    ) -> Generator[Progress, None, None]:
         """One batch of what was asked, step by step (`sightline.search.find.follow`), so that others have their turn in
         between. CTranslate2 makes one step of all of it, and tells no tokens: what is `aloud`, torch searches."""
         if aloud and len(self.models) > 1:
@@ -361,7 +362,7 @@ class Engine:
 
     def _words(self, words: Sequence[str]) -> list[list[int]]:
         """Words inside a sentence, as the vocabulary cuts them."""
-        return [ids for ids in self.tokenizer.encode(words) if ids]
+        return [ids for ids in self.tokenizer.encode(words) if ids] if words else []
 
     def _check(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> None:
         if len(sources) != len(targets):

@@ -312,6 +312,34 @@ def test_limits_keep_the_service_from_drowning(small):
         assert b"it must be there within 1 seconds." in answer + connection.recv(4000)
 
 
+def talk(server, data, seconds=10):
+    """What a connection answers to some bytes, until it is closed."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=seconds) as connection:
+        connection.sendall(data)
+        answer = b""
+        while some := connection.recv(4000):
+            answer += some
+    return answer
+
+
+def test_a_head_comes_in_time_and_has_an_end(small):
+    for data, status, kind in (
+        (b"P", b"408", b"too-slow"),
+        (b"POST /v1/translate HTTP/1.1\r\nHost: x\r\nX-", b"408", b"too-slow"),
+        (b"GET / HTTP/1.1\r\n" + b"X-A: b\r\n" * 9_000, b"413", b"too-large"),
+        (b"\x16\x03\x01 this is no HTTP\r\n\r\n", b"400", b"malformed"),
+    ):
+        answer = talk(small, data)
+        assert answer.startswith(b"HTTP/1.1 " + status), answer
+        assert b"application/problem+json" in answer
+        assert b"urn:sightline:problem:" + kind in answer
+        assert b"default-src 'none'" in answer
+    assert talk(small, b"") == b""
+    whole = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    assert talk(small, whole + whole + b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n").count(b"200 OK") == 3
+
+
 def test_keys(small):
     for headers in (
         {},

@@ -156,6 +156,19 @@ def test_text_is_told_while_others_are_searched(worker, engine):
         assert one.texts() == [engine.translate(one.job.texts[0], beam=1)[0].text]
 
 
+def test_a_stream_is_not_held_up_by_batches_that_are_searched_in_one_go(taught):
+    """Between two of them it has as much time as one has taken, which is enough to end."""
+    engine = sightline.load(taught, device="cpu", engine="ctranslate2")
+    worker = Worker(ServeConfig())
+    many = [Asking(worker, engine, TEXTS * 5).send() for _ in range(6)]
+    time.sleep(0.05)
+    stream = Asking(worker, engine, [TEXTS[0]], GREEDY, aloud=True).send()
+    assert stream.all()[-1].translations[0].text == engine.translate(TEXTS[0], beam=1)[0].text
+    assert sum(not one.events.empty() for one in many) < 4
+    assert all(len(one.texts()) == 300 for one in many)
+    worker.stop(20)
+
+
 def test_what_goes_wrong_with_one_is_told_to_that_one(worker, engine):
     wrong = Asking(worker, engine, ["a\nb"], prefix="x").send()
     assert isinstance(wrong.all()[-1], InputError)

@@ -23,6 +23,7 @@ from sightline.errors import InputError
 from sightline.serve.gate import Gate, Keys
 from sightline.serve.observe import Observe
 from sightline.serve.problems import Problem, ProblemDetails
+from sightline.serve.protocol import http
 from sightline.serve.routes import router
 from sightline.serve.schemas import LibreRequest
 from sightline.serve.service import ClientGone, Service
@@ -182,6 +183,8 @@ def run(app: FastAPI, place: socket.socket) -> None:
     service: Service = app.state.service
     config = uvicorn.Config(
         app,
+        http=http(service.config.receive),  # type: ignore[arg-type]
+        ws="none",
         access_log=False,
         log_config=None,
         server_header=False,

@@ -94,11 +94,20 @@ class Gate:
         if scope["type"] != "http" or scope["path"] in OPEN:
             await self.app(scope, receive, send)
             return
+        if self.active >= self.config.max_requests:
+            busy = Problem("busy", f"{self.active} requests are being answered; try again in a second.", retry=1)
+            await busy.response(libre=scope["path"] == "/translate")(scope, receive, send)
+            return
+        self.active += 1
+        try:
+            await self._let_in(scope, receive, send)
+        finally:
+            self.active -= 1
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if scope["app"].state.stopping:
                 raise Problem("stopping", "it takes no more requests; ask another one.", retry=1, Connection="close")
-            if self.active >= self.config.max_requests:
-                raise Problem("busy", f"{self.active} requests are being answered; try again in a second.", retry=1)
             headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
             self._check(headers, scope)
             body = await self._body(headers, receive)
@@ -116,11 +125,7 @@ class Gate:
             given = True
             return {"type": "http.request", "body": body, "more_body": False}
 
-        self.active += 1
-        try:
-            await self.app(scope, again, send)
-        finally:
-            self.active -= 1
+        await self.app(scope, again, send)
 
     def _check(self, headers: Mapping[bytes, str], scope: Scope) -> None:
         """Whether one with these headers may come in. LibreTranslate's clients have the key in the body."""

@@ -107,8 +107,8 @@ class Models:
                 if entry.engine is not None:
                     try:
                         await self._fill(name, entry)
-                    except Problem as problem:
-                        log.error("reload failed", extra={"about": {"model": name, "why": problem.detail}})
+                    except Problem:
+                        log.error("reload failed", extra={"about": {"model": name}})  # why, has been logged
 
     def close(self) -> None:
         """Load nothing more."""
@@ -118,8 +118,9 @@ class Models:
         began = time.perf_counter()
         try:
             engine = await asyncio.get_running_loop().run_in_executor(self._loader, self._load, entry.folder)
-        except SightlineError as error:
-            log.error("model failed", extra={"about": {"model": name, "why": str(error)}})
+        except Exception as error:
+            known = isinstance(error, SightlineError)
+            log.error("model failed", extra={"about": {"model": name, "why": str(error)}}, exc_info=not known)
             raise Problem("unavailable", f"the model {name} cannot be loaded; the log says why.", retry=60) from None
         entry.engine, entry.bytes = engine, _bytes(engine)
         about = {"model": name, "seconds": round(time.perf_counter() - began, 1), "MiB": entry.bytes >> 20}

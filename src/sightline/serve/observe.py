@@ -130,5 +130,7 @@ def start_logging(json_lines: bool) -> None:
     """Log to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if json_lines else PlainLines())
-    log.handlers, log.propagate = [handler], False
-    log.setLevel(logging.INFO)
+    for name, level in (("sightline.serve", logging.INFO), ("uvicorn.error", logging.ERROR)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)

@@ -38,7 +38,7 @@ EVENT = {
 router = APIRouter()
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -127,11 +127,11 @@ class Batch:
     """Pieces that are searched together."""
 
     def __init__(self, pieces: list[tuple[Job, int]]) -> None:
-        self.pieces, self.gone = pieces, set[int]()
+        self.pieces, self.gone, self.left = pieces, set[int](), len(pieces)
         lead = pieces[0][0]
         both = [(job.asked, number) for job, number in pieces if job.asked]
         aloud = [i for i, (job, _) in enumerate(pieces) if job.aloud]
-        self.steps: Iterator[Progress] = lead.engine.follow(
+        self.steps: Generator[Progress, None, None] = lead.engine.follow(
             [asked.sources[number] for asked, number in both],
             lead.config,
             [asked.wishes[number] for asked, number in both],
@@ -139,6 +139,11 @@ class Batch:
             aloud=aloud,
             gone=self.gone,
         )
+
+    @property
+    def over(self) -> bool:
+        """Whether all answers are there."""
+        return not self.left
 
     def step(self) -> bool:
         """Whether there is more to do."""
@@ -154,6 +159,7 @@ class Batch:
         for i, best in progress.answers.items():
             job, number = self.pieces[i]
             job.answer(number, best)
+            self.left -= 1
             if None not in job.found:
                 job.finish()
         return True
@@ -175,6 +181,8 @@ class Worker:
         self._running: deque[tuple[Batch, float]] = deque()
         self._crowd = 0.0
         """When several were last searched together."""
+        self._owed = 0.0
+        """Seconds that those who run have waited for a batch that was searched in one go, and have before the next."""
         self._stopping = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -241,14 +249,13 @@ class Worker:
             try:
                 if not item.gone:
                     item.ask(self.config.max_tokens)
-            except Exception as error:
-                self._fail([item], error)
-            else:
-                if item.found and not item.gone:
+                if item.found:
                     self._jobs.append(item)
                     return
                 item.begun = item.arrived
                 item.finish()
+            except Exception as error:
+                self._fail([item], error)
             self._begun(1)
         else:
             self._calls.append(item)
@@ -268,7 +275,9 @@ class Worker:
     def _may_begin(self) -> bool:
         if not self._jobs or not self._running:
             return bool(self._jobs)
-        return len(self._running) < self.turns and time.monotonic() - self._jobs[0].arrived > OVERDUE
+        if self._owed > 0 or len(self._running) >= self.turns:
+            return False
+        return time.monotonic() - self._jobs[0].arrived > OVERDUE
 
     def _begin(self) -> None:
         pieces = self._choose()
@@ -316,14 +325,18 @@ class Worker:
             self._begun(len(gone))
 
     def _step(self, batch: Batch, began: float) -> None:
+        now = time.monotonic()
         try:
             more = batch.step()
         except Exception as error:
             self._fail([job for job, _ in batch.pieces], error)
             more = False
-        if more:
+        if more and not batch.over:
+            self._owed -= time.monotonic() - now
             self._running.append((batch, began))
         else:
+            batch.steps.close()
+            self._owed = time.monotonic() - now if batch.over else self._owed
             self.batches(len(batch.pieces), time.monotonic() - began)
             if len(batch.pieces) > 1:
                 self._crowd = time.monotonic()
