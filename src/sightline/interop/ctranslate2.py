@@ -56,8 +56,8 @@ does not, and all scores are the same."""
 
 
 MOST_PARTS = 4
-"""Into which a batch is split. Threads that have sentences of their own are up to four times as fast as threads that have
-them together, and wait for each other at every layer (docs/decisions/0012)."""
+"""Into which a batch is split. Threads with sentences of their own are up to eight times as fast as threads that share
+them, and wait for each other at every layer (docs/decisions/0012)."""
 ALL_AT_ONCE = 8
 """Whole answers are read in smaller batches by this, as each of their tokens has a score for all the vocabulary."""
 
