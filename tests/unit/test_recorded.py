@@ -8,7 +8,7 @@ import torch
 
 from sightline.config import SearchConfig
 from sightline.search import find as finding
-from sightline.search.find import find, stream
+from sightline.search.find import find, follow, stream
 from sightline.search.hypothesis import Wish
 from sightline.search.recorded import STAGES, Stage, stage_of
 from support import translator
@@ -73,6 +73,21 @@ def test_what_is_found_is_the_same(model, staged, monkeypatch, options):
                 assert one.log_probs == pytest.approx(other.log_probs, abs=1e-4)
     assert len(staged.places) > 2  # sentences that were done have left
     assert not staged.taken.locked()
+
+
+def test_what_is_followed_is_the_same(model, staged, monkeypatch):
+    texts = sources(37)
+    for config in (SearchConfig(beams=1, max_ratio=1.0), SearchConfig(beams=4, max_ratio=1.0)):
+        aloud = range(0, 37, 3) if config.beams == 1 else ()
+        expected = plainly(model, monkeypatch, texts, config)
+        answers, told = {}, {}
+        for tokens, found in follow([model], texts, config, [Wish()] * 37, aloud=aloud):
+            answers |= found
+            for i, token in tokens.items():
+                told.setdefault(i, []).append(token)
+        assert [answers[i][0].ids for i in range(37)] == [best.ids for (best,) in expected]
+        assert [told.get(i, []) for i in aloud] == [expected[i][0].ids for i in aloud]
+        assert not staged.taken.locked()
 
 
 def test_a_stream_gives_the_stage_back(model, staged):
