@@ -35,7 +35,7 @@ def staged(model, monkeypatch):
         return stage
 
     monkeypatch.setattr(finding, "stage_of", take)
-    monkeypatch.setattr(recorded, "FEW", 4)  # so that some leave
+    monkeypatch.setattr(recorded, "FEW", 32)  # so that some leave
     return stage
 
 
