@@ -168,7 +168,7 @@ def test_it_finds_what_plain_code_finds(variant, sources, seed, beams, nbest, pe
             assert len(one.log_probs) == len(one.ids) + 1
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(source=st.lists(st.sampled_from(WORDS), max_size=6), seed=st.integers(0, 10**6), beams=st.integers(2, 5))
 def test_patience_finds_nothing_worse(source, seed, beams):
     """Who waits longer sees all that the others have seen; who waits until nothing better can come, the best of it."""

@@ -43,7 +43,7 @@ def followed(model, sources, config, **more):
     return answers, told, steps
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(variant=st.sampled_from(list(VARIANTS)), sources=SOURCES, seed=st.integers(0, 10**6), options=OPTIONS)
 def test_the_same_is_found_step_by_step(variant, sources, seed, options):
     model = model_of(variant, seed, 1.5)
@@ -93,7 +93,7 @@ def test_who_is_gone_leaves():
     assert len(list(steps)) == 1
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     source=st.lists(st.sampled_from(WORDS), max_size=6),
     seed=st.integers(0, 10**6),

@@ -35,7 +35,7 @@ def staged(model, monkeypatch):
         return stage
 
     monkeypatch.setattr(finding, "stage_of", take)
-    monkeypatch.setattr(recorded, "FEW", 32)  # so that some leave
+    monkeypatch.setattr(recorded, "FEW", 8)  # so that some leave
     return stage
 
 
@@ -64,7 +64,7 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_what_is_found_is_the_same(model, staged, monkeypatch, options):
     config = SearchConfig(**{"max_ratio": 1.0, **options})
-    for count in (1, 37):
+    for count in (1, 19):
         texts = sources(count)
         wishes = [Wish(prefix=[5, 6][: i % 3]) for i in range(count)]
         expected = plainly(model, monkeypatch, texts, config, wishes)
@@ -78,16 +78,16 @@ def test_what_is_found_is_the_same(model, staged, monkeypatch, options):
 
 
 def test_what_is_followed_is_the_same(model, staged, monkeypatch):
-    texts = sources(37)
+    texts = sources(19)
     for config in (SearchConfig(beams=1, max_ratio=1.0), SearchConfig(beams=4, max_ratio=1.0)):
-        aloud = range(0, 37, 3) if config.beams == 1 else ()
+        aloud = range(0, 19, 3) if config.beams == 1 else ()
         expected = plainly(model, monkeypatch, texts, config)
         answers, told = {}, {}
-        for tokens, found in follow([model], texts, config, [Wish()] * 37, aloud=aloud):
+        for tokens, found in follow([model], texts, config, [Wish()] * 19, aloud=aloud):
             answers |= found
             for i, token in tokens.items():
                 told.setdefault(i, []).append(token)
-        assert [answers[i][0].ids for i in range(37)] == [best.ids for (best,) in expected]
+        assert [answers[i][0].ids for i in range(19)] == [best.ids for (best,) in expected]
         assert [told.get(i, []) for i in aloud] == [expected[i][0].ids for i in aloud]
         assert not staged.taken.locked()
 
