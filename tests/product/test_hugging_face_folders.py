@@ -172,9 +172,23 @@ def same_answers(model, tokenizer, theirs, sources, beams):
     return count
 
 
-@settings(max_examples=25)
-@given(config=configurations(), separate=st.booleans(), seed=st.integers(0, 10**6))
+ANY = {"config": configurations(), "separate": st.booleans(), "seed": st.integers(0, 10**6)}
+
+
+@settings(max_examples=10)
+@given(**ANY)
 def test_there_and_back(tmp_path_factory, config, separate, seed):
+    there_and_back(tmp_path_factory, config, separate, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=25)
+@given(**ANY)
+def test_there_and_back_more_often(tmp_path_factory, config, separate, seed):
+    there_and_back(tmp_path_factory, config, separate, seed)
+
+
+def there_and_back(tmp_path_factory, config, separate, seed):
     folder, back = tmp_path_factory.mktemp("marian"), tmp_path_factory.mktemp("back")
     theirs = marian(folder, seed, separate, **config)
     model, tokenizer = read_hugging_face(folder)

@@ -476,7 +476,8 @@ def test_a_service_that_is_stopped_finishes_what_it_has_begun(taught):
 
     async def load(server):
         clients = [asyncio.create_task(client(server, number)) for number in range(16)]
-        await asyncio.sleep(1.0)
+        while len(outcomes) < 24:
+            await asyncio.sleep(0.01)
         assert not any(task.done() for task in clients)
         server.process.send_signal(signal.SIGTERM)
         stopped = time.monotonic()
