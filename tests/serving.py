@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import httpx
 
@@ -45,12 +44,6 @@ class Server:
     @property
     def events(self):
         return [json.loads(line) for line in self.lines if line.startswith("{")]
-
-    @property
-    def memory(self):
-        """Resident bytes."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024
 
     def get(self, path, **more):
         return self.client.get(path, **more)

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple, TypeVar
@@ -70,7 +69,6 @@ class Service:
         self.models, self.config, self.metrics = models, config, Metrics()
         self.traces = Traces(config.trace_memory)
         self.workers: dict[str, Worker] = {}
-        self._lock = threading.Lock()
 
     def worker(self, engine: Engine) -> Worker:
         """The thread of the device that a model is on. A GPU has one search at a time: it is over soon."""
