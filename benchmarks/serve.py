@@ -794,7 +794,7 @@ def main() -> None:
     pairs = itertools.islice(read_pairs(Table(options.pairs)), options.sentences)
     texts = [source for source, _ in pairs]
     parts = {"throughput": throughput, "latency": latency, "mixed": mixed, "stop": stop}
-    name = f"serve-{'cuda' if torch.cuda.is_available() else 'cpu'}"
+    name = f"serve-{'cuda' if torch.cuda.is_available() else 'cpu'}" + ("-torch" if options.engine == "torch" else "")
     kept = json.loads((RESULTS / f"{name}.json").read_text()) if (RESULTS / f"{name}.json").exists() else {}
     settings = {"model": options.model.name, "of": options.pairs.name, "engine": options.engine}
     failed = False

@@ -435,6 +435,7 @@ def load(
     engine: Literal["auto", "torch", "ctranslate2"] = "auto",
     precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto",
     shortlist: bool = False,
+    threads: int | None = None,
 ) -> Engine:
     """Open a trained model by its folder, or several of one vocabulary, which then vote.
 
@@ -444,6 +445,7 @@ def load(
     there: bfloat16 on a GPU, and int8 by CTranslate2 (what only torch can do is then float32).
     `shortlist`: search by the one that `sightline shortlist` wrote beside the model: faster once more, but what is not
     on it is not found. An answer with a prefix, or without some words, may have any token, as always.
+    `threads`: of CTranslate2; without, as many as torch has (`torch.set_num_threads`).
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
     if not paths:
@@ -468,7 +470,8 @@ def load(
     if device == "cpu":
         for model in models:
             for_few_rows(model)
-    fast = _fast(Path(paths[0]), models, tokenizers[0], device, engine, precision, shortlist)
+    threads = torch.get_num_threads() if threads is None else threads
+    fast = _fast(Path(paths[0]), models, tokenizers[0], device, engine, precision, shortlist, threads)
     return Engine(models, tokenizers[0], usual=min(map(_usual, paths)), fast=fast, heads=_heads(paths[0], models[0]))
 
 
@@ -480,6 +483,7 @@ def _fast(
     engine: str,
     precision: str,
     shortlist: bool,
+    threads: int,
 ) -> CTranslate2Search | None:
     for name, value, known in (("engine", engine, ENGINES), ("precision", precision, PRECISIONS)):
         if value not in known:
@@ -499,7 +503,7 @@ def _fast(
         return CTranslate2Search(
             beside(folder, models[0], tokenizer, kind),
             kind,
-            threads=torch.get_num_threads(),
+            threads=threads,
             shortlist=folder / SHORTLIST if shortlist else None,
         )
     except SightlineError:  # it is not installed, or cannot do this model, or there is no room for its files

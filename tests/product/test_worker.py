@@ -6,11 +6,13 @@ import threading
 import time
 
 import pytest
+import torch
 
 import sightline
 from sightline.config import SearchConfig, ServeConfig
 from sightline.data.builtin import generate
 from sightline.errors import InputError
+from sightline.serve.models import Models
 from sightline.serve.problems import Problem
 from sightline.serve.worker import Job, QueueFullError, Served, Worker
 
@@ -217,3 +219,14 @@ def test_what_was_asked_before_the_end_is_answered(engine):
     assert all(not job.events.empty() for job in jobs)
     with pytest.raises(QueueFullError):
         Asking(worker, engine, ["a"]).send()
+
+
+def test_models_are_loaded_on_one_thread(taught):
+    """While other threads compute with several, OpenMP does not let those of a model spin, and a step takes twice as
+    long."""
+    threads, before = [], torch.get_num_threads()
+    models = Models({"one": taught}, lambda folder: threads.append(torch.get_num_threads()) or sightline.load(folder))
+    models.load_first()
+    models.close()
+    assert threads == [1]
+    assert torch.get_num_threads() == before

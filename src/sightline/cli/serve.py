@@ -32,6 +32,8 @@ def serve(
     The first model is loaded at once, others when somebody asks for them. SIGHUP loads them anew from their folders;
     SIGTERM and Ctrl-C end the service when all that was begun is done.
     """
+    import torch
+
     from sightline.config import load_serve
     from sightline.engine import load
     from sightline.errors import InputError
@@ -51,7 +53,8 @@ def serve(
 
     known = read_keys(keys) if keys else {}
     chosen = {"engine": cast("Any", engine), "precision": cast("Any", precision), "device": device}
-    shelf = Models(named(models), lambda folder: load(folder, **chosen), config.memory)
+    threads = torch.get_num_threads()
+    shelf = Models(named(models), lambda folder: load(folder, **chosen, threads=threads), config.memory)
     place = take_port(host, port)
     start_logging(json_lines=log == "json" or (log == "auto" and not sys.stderr.isatty()))
     if not known and host not in ("127.0.0.1", "localhost", "::1"):

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sightline.checkpoint import load_tokenizer
 from sightline.engine import Engine
 from sightline.errors import CheckpointError, InputError, SightlineError
@@ -74,7 +76,9 @@ class Models:
         self.entries = {name: _entry(name, folder) for name, folder in folders.items()}
         self.default = next(iter(self.entries))
         self._load, self._memory = load, memory * 2**30
-        self._loader = ThreadPoolExecutor(1, "loader")
+        # OpenMP lets threads wait for each other by spinning only while it has no more of them than there are cores.
+        # So no thread but a model's own computes with several: steps of a search take twice as long otherwise.
+        self._loader = ThreadPoolExecutor(1, "loader", torch.set_num_threads, (1,))
 
     def entry(self, name: str | None) -> tuple[str, Entry]:
         """One by its name; without, the first."""
@@ -97,7 +101,7 @@ class Models:
     def load_first(self) -> None:
         """Load the one that is taken where none is named; before anything is served."""
         entry = self.entries[self.default]
-        entry.engine = self._load(entry.folder)
+        entry.engine = self._loader.submit(self._load, entry.folder).result()
         entry.bytes = _bytes(entry.engine)
 
     async def reload(self) -> None:

@@ -29,7 +29,7 @@ FILE, SOURCE_FILE = "tokenizer.model", "source-tokenizer.model"
 
 SAMPLE_LINES = 1_000_000
 SAMPLE_TEXT = 100_000_000  # characters
-FEW = 64  # texts; threads would take longer to start than to work
+FEW = 64  # texts; the library starts threads for every list, also if it shall be one, which takes longer than these
 SEEDING = threading.Lock()  # sentencepiece has one seed for the whole process
 
 
@@ -220,12 +220,11 @@ class SentencePiece:
         return all(self._processor.GetScore(i).is_integer() for i in self.ids)
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        return list(self._processor.Encode(texts, num_threads=1 if len(texts) < FEW else -1))
+        encode = self._processor.Encode
+        return [encode(text) for text in texts] if len(texts) < FEW else list(encode(texts))
 
     def spans(self, texts: list[str]) -> list[list[tuple[int, int]]]:
-        threads = 1 if len(texts) < FEW else -1
-        found = self._processor.Encode(texts, return_type="offset_mapping", num_threads=threads) if texts else []
-        return [one["offsets"] for one in found]
+        return [self._processor.Encode(text, return_type="offset_mapping")["offsets"] for text in texts]
 
     def encode_with_dropout(self, texts: list[str], dropout: float, seed: int) -> list[list[int]]:
         """On one thread: which of several draws what would be left to chance."""
@@ -301,7 +300,7 @@ class ListedPieces:
     def encode(self, texts: list[str]) -> list[list[int]]:
         codes = [self._code(text) for text in texts]
         rest = [text[len(code) :] for text, code in zip(texts, codes, strict=True)]
-        found = self._processor.Encode(rest, out_type=str, num_threads=1 if len(texts) < FEW else -1)
+        found = [self._processor.Encode(text, out_type=str) for text in rest]
         every = ([code, *pieces] if code else pieces for code, pieces in zip(codes, found, strict=True))
         return [[self._own.get(piece, self.special.unknown) for piece in pieces] for pieces in every]
 
@@ -309,7 +308,7 @@ class ListedPieces:
         found = []
         for text in texts:
             begin = len(self._code(text))
-            (rest,) = self._processor.Encode([text[begin:]], return_type="offset_mapping")
+            rest = self._processor.Encode(text[begin:], return_type="offset_mapping")
             spans = [(begin + first, begin + last) for first, last in rest["offsets"]]
             found.append([(0, begin), *spans] if begin else spans)
         return found
