@@ -1,0 +1,95 @@
+/** The server: whether it is there, its models, and the trace of the sentence on screen. */
+
+import * as api from "./api";
+import { Trace } from "./trace";
+import { searchOf, view } from "./view.svelte";
+
+class Session {
+  models = $state.raw<api.Model[]>([]);
+  /** Whether the last request reached the server. */
+  there = $state(true);
+  /** What is wrong with the sentence on screen, in words. */
+  problem = $state("");
+  trace = $state.raw<Trace | null>(null);
+  /** Whether another trace is on its way. */
+  waiting = $state(false);
+  /** Milliseconds from asking for the trace until it was told. */
+  took = $state(0);
+  private asked = "";
+  private leave: AbortController | null = null;
+
+  get model(): api.Model | undefined {
+    return this.models.find((one) => one.name === view.model) ?? this.models[0];
+  }
+
+  async start(): Promise<void> {
+    await this.reach(async () => (this.models = await api.models()));
+  }
+
+  /** Do something with the server; notice when it is gone, and when it is back. */
+  async reach<T>(work: () => Promise<T>): Promise<T | undefined> {
+    try {
+      const found = await work();
+      this.there = true;
+      return found;
+    } catch (error) {
+      if (!(error instanceof api.Problem)) {
+        if (error instanceof DOMException && error.name === "AbortError") return undefined;
+        throw error;
+      }
+      if (error.gone) this.lost();
+      else this.problem = error.message;
+      return undefined;
+    }
+  }
+
+  /** Look into the model with the sentence of the view, unless that is done. */
+  async look(): Promise<void> {
+    const model = this.model;
+    const text = view.text.trim();
+    if (!model) return;
+    const target = view.target || null;
+    const asked = JSON.stringify([model.name, text, target, target === null && [view.beam, view.length_penalty]]);
+    if (asked === this.asked) return;
+    this.leave?.abort();
+    this.leave = new AbortController();
+    const { signal } = this.leave;
+    this.asked = asked;
+    this.problem = "";
+    if (!text) {
+      this.trace = null;
+      this.waiting = false;
+      return;
+    }
+    this.waiting = true;
+    const began = performance.now();
+    const about = await this.reach(() => api.trace(model.name, text, target, searchOf(view), signal));
+    if (signal.aborted) return;
+    this.waiting = false;
+    if (about) {
+      this.took = performance.now() - began;
+      this.trace = new Trace(about, api.carrier(about));
+    } else {
+      this.asked = "";
+      if (this.problem) this.trace = null;
+    }
+  }
+
+  private lost(): void {
+    if (!this.there) return;
+    this.there = false;
+    const again = async () => {
+      try {
+        await api.ready();
+        this.models = await api.models();
+        this.there = true;
+        this.asked = "";
+      } catch {
+        setTimeout(again, 1000);
+      }
+    };
+    setTimeout(again, 500);
+  }
+}
+
+export const session = new Session();

@@ -1,0 +1,176 @@
+/**
+ * What the model computed for one sentence: a manifest, and tensors that are fetched when somebody looks at them.
+ * The bytes are those of docs/reference/trace.md; where they come from (a server, a file, a notebook) is the carrier's.
+ */
+
+export type Dtype = "f16" | "f32";
+export type Side = "source" | "target";
+
+export interface Tensor {
+  name: string;
+  axes: string[];
+  shape: number[];
+  data: Float32Array;
+}
+
+export interface Stack {
+  layers: number;
+  heads: number;
+  d_ff: number;
+}
+
+/** As `ModelConfig` has it; what the page needs of it. */
+export interface ModelConfig {
+  architecture: "encoder-decoder" | "decoder-only" | "encoder-only";
+  d_model: number;
+  encoder: Stack;
+  decoder: Stack;
+  positions: {
+    kind: "interleaved" | "halves" | "learned" | "rotary" | "none";
+    frequencies: "paper" | "tensor2tensor";
+    min_timescale: number;
+    max_timescale: number;
+    start: number;
+  };
+  activation: "relu" | "gelu" | "gelu-tanh" | "swish" | "swiglu";
+  norm: "post" | "pre";
+  norm_epsilon: number;
+  scale_embedding: boolean;
+  attention_bias: boolean;
+  classifier_bias: boolean;
+}
+
+export interface Manifest {
+  id: string;
+  model: string;
+  target: string;
+  tokens: Partial<Record<Side, string[]>>;
+  ids: Partial<Record<Side, number[]>>;
+  config: ModelConfig;
+  tensors: { name: string; axes: string[]; shape: number[] }[];
+}
+
+/** Where bytes come from. */
+export interface Carrier {
+  tensors(names: string[], dtype: Dtype): Promise<ArrayBuffer>;
+  /** One row of the first axis, in single precision. */
+  row(name: string, row: number): Promise<Float32Array>;
+  /** A row of a weight matrix, or a whole bias. */
+  weights(parameter: string, row?: number): Promise<Float32Array>;
+}
+
+const MAGIC = [0x53, 0x49, 0x47, 0x48, 0x54, 0x4c, 0x4e, 1]; // SIGHTLN, version 1
+
+/** The tensors in a block of bytes. */
+export function read(buffer: ArrayBuffer): Tensor[] {
+  const bytes = new Uint8Array(buffer);
+  if (MAGIC.some((byte, i) => bytes[i] !== byte)) throw new Error("This is no trace of version 1.");
+  const length = Number(new DataView(buffer).getBigUint64(8, true));
+  const manifest = JSON.parse(new TextDecoder().decode(bytes.subarray(16, 16 + length)));
+  return manifest.tensors.map((one: Tensor & { dtype: Dtype; offset: number; bytes: number }) => {
+    const start = 16 + length + one.offset;
+    const raw = buffer.slice(start, start + one.bytes);
+    const data = one.dtype === "f16" ? fromHalf(new Uint16Array(raw)) : new Float32Array(raw);
+    return { name: one.name, axes: one.axes, shape: one.shape, data };
+  });
+}
+
+let halves: Float32Array | undefined;
+
+/** Half precision to single. All 65,536 halves are worked out once. */
+export function fromHalf(bits: Uint16Array): Float32Array {
+  halves ??= Float32Array.from({ length: 65536 }, (_, h) => {
+    const sign = h & 0x8000 ? -1 : 1;
+    const exponent = (h >> 10) & 31;
+    const fraction = h & 1023;
+    if (exponent === 31) return fraction ? NaN : sign * Infinity;
+    return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024));
+  });
+  const found = new Float32Array(bits.length);
+  for (let i = 0; i < bits.length; i++) found[i] = halves[bits[i]];
+  return found;
+}
+
+export class Trace {
+  private shapes: Map<string, { axes: string[]; shape: number[] }>;
+  private found = new Map<string, Promise<Tensor>>();
+  private rows = new Map<string, Promise<Float32Array>>();
+
+  constructor(
+    readonly about: Manifest,
+    private carrier: Carrier,
+  ) {
+    this.shapes = new Map(about.tensors.map((one) => [one.name, one]));
+  }
+
+  get config(): ModelConfig {
+    return this.about.config;
+  }
+
+  words(side: Side): string[] {
+    return this.about.tokens[side] ?? [];
+  }
+
+  has(name: string): boolean {
+    return this.shapes.has(name);
+  }
+
+  shape(name: string): number[] {
+    return this.shapes.get(name)?.shape ?? [];
+  }
+
+  axes(name: string): string[] {
+    return this.shapes.get(name)?.axes ?? [];
+  }
+
+  /** Tensors by name: in half precision to look at, in single to calculate with. Those not here yet come in one go. */
+  tensors(names: string[], dtype: Dtype = "f32"): Promise<Tensor[]> {
+    const key = (name: string) => `${dtype} ${name}`;
+    const missing = names.filter((name) => !this.found.has(key(name)));
+    if (missing.length) {
+      const block = this.carrier.tensors(missing, dtype).then(read);
+      missing.forEach((name, i) => this.keep(this.found, key(name), block.then((all) => all[i])));
+    }
+    return Promise.all(names.map((name) => this.found.get(key(name))!));
+  }
+
+  async tensor(name: string, dtype: Dtype = "f32"): Promise<Tensor> {
+    return (await this.tensors([name], dtype))[0];
+  }
+
+  /** One row of a tensor that is too large to be fetched whole. */
+  row(name: string, row: number): Promise<Float32Array> {
+    const key = `${name} ${row}`;
+    if (!this.rows.has(key)) this.keep(this.rows, key, this.carrier.row(name, row));
+    return this.rows.get(key)!;
+  }
+
+  weights(parameter: string, row?: number): Promise<Float32Array> {
+    const key = `weights ${parameter} ${row ?? ""}`;
+    if (!this.rows.has(key)) this.keep(this.rows, key, this.carrier.weights(parameter, row));
+    return this.rows.get(key)!;
+  }
+
+  /** What failed is asked for again the next time. */
+  private keep<T>(where: Map<string, Promise<T>>, key: string, promise: Promise<T>): void {
+    where.set(key, promise);
+    promise.catch(() => where.delete(key));
+  }
+}
+
+/** Where an element stands in a tensor's data. */
+export function offset(shape: number[], at: number[]): number {
+  return at.reduce((sum, index, axis) => sum * shape[axis] + index, 0);
+}
+
+/** One element. */
+export function at(tensor: Tensor, ...index: number[]): number {
+  return tensor.data[offset(tensor.shape, index)];
+}
+
+/** The numbers along the last axis. */
+export function row(tensor: Tensor, ...index: number[]): Float32Array {
+  const width = tensor.shape[tensor.shape.length - 1];
+  const start = offset(tensor.shape, [...index, 0]);
+  return tensor.data.subarray(start, start + width);
+}
