@@ -36,10 +36,15 @@ export function attentionFrom(path: string): Attention | null {
   return { path, stack, layer: Number(found[2]), which, queries, keys: which === "cross" ? "source" : queries };
 }
 
+const known = new WeakMap<Trace, Attention[]>();
+
 /** The attentions of a model, in the order in which it computes them. */
 export function attentions(trace: Trace): Attention[] {
-  const names = trace.about.tensors.map((one) => one.name).filter((name) => name.endsWith("_attention.probabilities"));
-  return names.map((name) => attentionFrom(name.slice(0, -".probabilities".length))!);
+  if (!known.has(trace)) {
+    const names = trace.about.tensors.map((one) => one.name).filter((name) => name.endsWith("_attention.probabilities"));
+    known.set(trace, names.map((name) => attentionFrom(name.slice(0, -".probabilities".length))!));
+  }
+  return known.get(trace)!;
 }
 
 class Glass {
