@@ -152,8 +152,12 @@ def test_beams_are_shown_with_what_became_of_them(server, engine):
         engine.tokenizer.pieces([node.token])[0] for node in expected.nodes
     ]
     assert answer["translations"][0]["text"] == engine.translate(TEXTS[0], beam=3)[0].text
-    ended = [one["score"] for one in answer["beams"] if one["fate"] == "ended"]
-    assert max(ended) == pytest.approx(answer["translations"][0]["score"], abs=1e-4)
+    best = max((one for one in answer["beams"] if one["fate"] == "ended"), key=lambda one: one["score"])
+    assert best["score"] == pytest.approx(answer["translations"][0]["score"], abs=1e-4)
+    assert best["text"] == answer["translations"][0]["text"]
+    begun = server.post("/v1/beams", {"text": TEXTS[0], "beam": 2, "prefix": "Die"}).json()
+    assert all(one["text"] for one in begun["beams"])
+    assert begun["translations"][0]["text"] in [one["text"] for one in begun["beams"] if one["fate"] == "ended"]
 
 
 def test_the_same_request_has_the_same_answer_whatever_the_load(server):
@@ -225,6 +229,9 @@ def test_what_is_wrong_with_a_request_is_told_in_one_sentence(server):
     problem(server.post("/v1/score", {"pairs": [{"source": "x " * 3000, "target": "y"}]}), 413, "too-large")
 
 
+    assert [one["text"] for one in answer["beams"]] == [
+        engine.tokenizer.decode(expected.ids(i)) for i in range(len(expected.nodes))
+    ]
 def test_every_answer_has_the_headers_of_a_careful_service(server):
     for answer in (server.get("/healthz"), server.get("/nothing"), server.post("/v1/translate", {"text": "a"})):
         assert "default-src 'none'" in answer.headers["content-security-policy"]

@@ -143,7 +143,12 @@ async def beams(asked: schemas.BeamsRequest, request: Request, service: Serving)
         options = {"length_penalty": asked.length_penalty, "nbest": asked.nbest}
         tree = engine.beams(asked.text, beam=max(asked.beam, asked.nbest), prefix=asked.prefix, **options)
         words, details = engine.tokenizer, schemas.TranslateRequest(text="", details=True)
-        nodes = [schemas.Beam(**{**node._asdict(), "token": words.pieces([node.token])[0]}) for node in tree.nodes]
+        tokens = words.pieces(node.token for node in tree.nodes)
+        texts = [words.decode(tree.ids(number)) for number in range(len(tree.nodes))]
+        nodes = [
+            schemas.Beam(**{**node._asdict(), "token": token, "text": text})
+            for node, token, text in zip(tree.nodes, tokens, texts, strict=True)
+        ]
         found = [Found(words.decode(one.ids), one.score, words.pieces(one.ids), one.log_probs) for one in tree.answers]
         source = words.source.pieces(engine.asked([asked.text]).sources[0])
         answers = [_translation(one, details) for one in found]

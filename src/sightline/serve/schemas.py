@@ -229,6 +229,8 @@ class Beam(Answer):
     """Of the token alone."""
     total: float
     """Of the whole hypothesis."""
+    text: str
+    """All that it says; special tokens say nothing."""
     fate: Literal["grew", "ended", "dropped"]
     score: float | None = None
     """Of one that ended: the total by its length."""
