@@ -234,7 +234,10 @@ def test_what_is_wrong_with_a_request_is_told_in_one_sentence(server):
     ]
 def test_every_answer_has_the_headers_of_a_careful_service(server):
     for answer in (server.get("/healthz"), server.get("/nothing"), server.post("/v1/translate", {"text": "a"})):
-        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "img-src 'self' data: blob:;" in policy
+        assert "unsafe" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert len(answer.headers["x-request-id"]) == 16
         assert "server" not in answer.headers
@@ -433,6 +436,8 @@ def test_models_are_loaded_when_they_are_asked_for_and_given_up_when_there_is_no
         expected = server.translate(TEXTS[:3])
         assert loaded() == [True, False]
         assert server.translate(TEXTS[:3], model="two") == expected
+            assert client.get("/").status_code in (200, 404)  # the page, where it is built
+            problem(client.get("/assets/none.js"), 404, "not-found")
         assert loaded() == [False, True]
         with ThreadPoolExecutor(8) as pool:  # whatever is given up meanwhile
             found = list(pool.map(lambda i: server.translate(TEXTS[:3], model=("one", "two")[i % 2]), range(16)))
