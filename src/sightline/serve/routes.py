@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qs
 
 import prometheus_client
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import ValidationError
+from torch import Tensor
 
 from sightline import __version__
 from sightline.engine import Engine
@@ -19,7 +20,7 @@ from sightline.serve import schemas
 from sightline.serve.models import NAMES
 from sightline.serve.problems import Problem, responses
 from sightline.serve.service import Service
-from sightline.trace.pack import PIECE, pack, read
+from sightline.trace.pack import PIECE, numbers, pack
 from sightline.trace.record import Trace
 
 __all__ = ["router"]
@@ -171,8 +172,15 @@ async def trace(asked: schemas.TraceRequest, request: Request, service: Serving)
         _check_tokens(service, engine, [asked.text], [target])
         seen = engine.trace(asked.text, target)
         number = service.traces.add(seen, engine)
-        tensors = [_tensor(seen, one) for one in seen.names()]
-        return schemas.TraceAnswer(id=number, model=name, target=target, tokens=seen.tokens, tensors=tensors)
+        return schemas.TraceAnswer(
+            id=number,
+            model=name,
+            target=target,
+            config=engine.model.config.model_dump(),
+            tokens=seen.tokens,
+            ids=seen.ids,
+            tensors=[_tensor(seen, one) for one in seen.names()],
+        )
 
     return await _called(service, request, engine, work)
 
@@ -184,6 +192,7 @@ BINARY: dict[int | str, dict[str, Any]] = {
     }
 }
 Dtype = Annotated[Literal["f16", "f32"], Query(description="Half or single precision, little-endian.")]
+Row = Annotated[int | None, Query(ge=0, lt=10**9, description="Only this row of the first axis, from 0.")]
 
 
 @router.get("/v1/trace/{id}", response_class=Response, responses={**BINARY, **responses(*ALL)}, tags=["looking inside"])
@@ -218,23 +227,55 @@ async def tensor(
     name: str,
     request: Request,
     service: Serving,
+    row: Row = None,
     piece: Annotated[int, Query(ge=0, lt=10**6, description=f"A tensor travels in pieces of {PIECE} bytes.")] = 0,
     dtype: Dtype = "f16",
 ) -> Response:
-    """The plain numbers of one tensor of a trace, row by row. X-Pieces tells how many pieces there are."""
+    """The plain numbers of one tensor of a trace, row by row, or of one row of it. X-Pieces tells how many pieces
+    these are, X-Dtype their precision: what half cannot hold is single."""
     remembered = service.traces.get(id)
 
     def work() -> tuple[bytes, int, str]:
         _check_names(remembered.trace, [name])
-        packed = read(pack(remembered.trace, [name], dtype=dtype))
-        count = max(packed.pieces(name), 1)
+        kind, data = numbers(_row(remembered.trace[name].values, row).float().cpu().numpy(), dtype)
+        count = max(math.ceil(len(data) / PIECE), 1)
         if piece >= count:
-            raise Problem("not-found", f"this tensor has {count} pieces, the first of which is 0.")
-        kind = packed.manifest["tensors"][0]["dtype"]
-        return packed.piece(name, piece) if packed.pieces(name) else b"", count, kind
+            raise Problem("not-found", f"there are {count} pieces, the first of which is 0.")
+        return data[piece * PIECE : (piece + 1) * PIECE], count, kind
 
     data, count, kind = await _called(service, request, remembered.engine, work)
     headers = {"Cache-Control": "no-store", "X-Pieces": str(count), "X-Dtype": kind}
+    return Response(data, media_type="application/octet-stream", headers=headers)
+
+
+@router.get(
+    "/v1/models/{model}/weights/{parameter}",
+    response_class=Response,
+    responses={**BINARY, **responses(*ALL)},
+    tags=["looking inside"],
+)
+async def weights(
+    model: Annotated[str, Path(description="The name of a model.")],
+    parameter: Annotated[str, Path(description="Its dotted name: decoder.layers.0.feed_forward.inner.weight.")],
+    request: Request,
+    service: Serving,
+    row: Row = None,
+) -> Response:
+    """The plain numbers of one row of a weight matrix, or of a whole vector; single precision, little-endian. X-Shape
+    tells the shape of the whole."""
+    _, engine = await service.models.engine(model)
+
+    def work() -> tuple[bytes, str]:
+        whole = dict(engine.model.named_parameters(remove_duplicate=False)).get(parameter)
+        if whole is None:
+            raise Problem("not-found", "there is no parameter of this name in the model.")
+        if whole.dim() > 1 and row is None:
+            raise Problem("invalid", f"row: this is a matrix of {len(whole)} rows; ask for one of them.")
+        _, data = numbers(_row(whole.detach(), row).float().cpu().numpy(), "f32")
+        return data, ",".join(map(str, whole.shape))
+
+    data, shape = await _called(service, request, engine, work)
+    headers = {"Cache-Control": "no-store", "X-Shape": shape}
     return Response(data, media_type="application/octet-stream", headers=headers)
 
 
@@ -389,6 +430,14 @@ def _check_names(seen: Trace, names: Sequence[str]) -> None:
     for name in names:
         if name not in seen:
             raise Problem("not-found", "there is no tensor of this name in the trace.")
+
+
+def _row(values: Tensor, row: int | None) -> Tensor:
+    if row is None:
+        return values
+    if row >= len(values):
+        raise Problem("not-found", f"there are {len(values)} rows, the first of which is 0.")
+    return values[row]
 
 
 def _tensor(seen: Trace, name: str) -> schemas.Tensor:

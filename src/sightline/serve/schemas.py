@@ -203,8 +203,12 @@ class TraceAnswer(Answer):
     model: str
     target: str
     """What the model wrote."""
+    config: dict[str, Any]
+    """The options of the model, as docs/reference/config.md has them."""
     tokens: dict[str, list[str]]
     """Of source and target, with start and end."""
+    ids: dict[str, list[int]]
+    """The numbers of the same tokens, as the model was given them."""
     tensors: list[Tensor]
 
 
@@ -225,12 +229,12 @@ class Beam(Answer):
     """Its number in the list; -1 where nothing was said yet."""
     step: int
     token: str
+    text: str
+    """All that it says; special tokens say nothing."""
     log_prob: float
     """Of the token alone."""
     total: float
     """Of the whole hypothesis."""
-    text: str
-    """All that it says; special tokens say nothing."""
     fate: Literal["grew", "ended", "dropped"]
     score: float | None = None
     """Of one that ended: the total by its length."""
@@ -288,7 +292,7 @@ class ModelAbout(Answer):
     """Others are loaded when somebody asks for them."""
     source: str | None
     """The language of its sources, where its name tells: en of en-fr."""
-    target: str | None
+    target: str
 
 
 class ModelsAnswer(Answer):
