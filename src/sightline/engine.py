@@ -15,12 +15,12 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from sightline.checkpoint import load_model, load_tokenizer
+from sightline.checkpoint import load_model, load_tokenizer, read_config
 from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, InputError, SightlineError
 from sightline.interop.ctranslate2 import SHORTLIST, CTranslate2Search, beside, supports
 from sightline.model.kernels import for_few_rows
-from sightline.model.transformer import EncoderDecoder, Model
+from sightline.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Model
 from sightline.search.align import Alignment, Heads, Words, align, every_head
 from sightline.search.find import Progress, find, follow, stream
 from sightline.search.hypothesis import Hypothesis, Wish
@@ -34,7 +34,7 @@ from sightline.text.words import words_of
 from sightline.trace.record import Trace, tracing
 from sightline.trace.what_if import what_if
 
-__all__ = ["Alternative", "Asked", "Engine", "Scored", "Translation", "load"]
+__all__ = ["Alternative", "Asked", "Engine", "Reader", "Scored", "Translation", "load", "load_any"]
 
 WINDOW = 4096
 """Lines of a long text that are sorted by length together."""
@@ -418,6 +418,24 @@ class Engine:
         return [Words(ids, words_of(text, spans, start)) for (text, _, start), ids, spans in both]
 
 
+class Reader:
+    """A model that does not translate: it goes on with a text (GPT) or reads it (BERT), and can be looked into."""
+
+    def __init__(self, model: DecoderOnly | EncoderOnly, tokenizer: Tokenizer) -> None:
+        self.model, self.tokenizer = model.eval(), tokenizer
+
+    def trace(self, text: str) -> Trace:
+        """Everything that goes on in the model when it is given a text, by dotted name. The tokens of a decoder are
+        "target", those of an encoder "source"."""
+        (given,) = self.tokenizer.encode([text])
+        writes = isinstance(self.model, DecoderOnly)
+        ids = {"target": [START, *given]} if writes else {"source": [START, *given, END]}
+        room = self.model.config.positions.max_length - (1 if writes else 2)
+        if len(given) > room:
+            raise InputError(f"only texts of at most {room} tokens can be traced.")
+        return _traced(self.model, self.tokenizer, ids)
+
+
 def _traced(model: Model, tokenizer: Tokenizer, ids: dict[str, list[int]]) -> Trace:
     """What goes on in a model that is given these ids."""
     device = model.classifier.weight.device
@@ -456,8 +474,7 @@ def load(
     paths = [path] if isinstance(path, str | Path) else list(path)
     if not paths:
         raise InputError("there is no model to load; name its folder.")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    device = _device(device)
     tokenizers = [load_tokenizer(each) for each in paths]
     models = []
     for each, tokenizer in zip(paths, tokenizers, strict=True):

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from sightline import __version__
-from sightline.engine import Engine
+from sightline.engine import Engine, Reader
 from sightline.engine import Translation as Found
 from sightline.errors import SightlineError
 from sightline.serve import schemas
@@ -162,15 +162,20 @@ async def beams(asked: schemas.BeamsRequest, request: Request, service: Serving)
 async def trace(asked: schemas.TraceRequest, request: Request, service: Serving) -> schemas.TraceAnswer:
     """Look into the model while it writes: tells which tensors there are. Their numbers are fetched by the id."""
     target = asked.target
-    name, engine = await service.models.engine(asked.model)
-    if target is None:
+    name, engine = await service.models.opened(asked.model)
+    if isinstance(engine, Reader):
+        if target is not None:
+            about = engine.model.config.architecture
+            raise Problem("invalid", f"target: the model {name} is {about} and has only the text; leave it out.")
+    elif target is None:
         (found,), _ = await _translated(asked, [asked.text], asked.model, request, service)
         target = found.text
-    _check(service, [asked.text, target])
+    given = [] if target is None else [target]
+    _check(service, [asked.text, *given])
 
     def work() -> schemas.TraceAnswer:
-        _check_tokens(service, engine, [asked.text], [target])
-        seen = engine.trace(asked.text, target)
+        _check_tokens(service, engine, [asked.text], given)
+        seen = engine.trace(asked.text, *given)
         number = service.traces.add(seen, engine)
         return schemas.TraceAnswer(
             id=number,
@@ -263,7 +268,7 @@ async def weights(
 ) -> Response:
     """The plain numbers of one row of a weight matrix, or of a whole vector; single precision, little-endian. X-Shape
     tells the shape of the whole."""
-    _, engine = await service.models.engine(model)
+    _, engine = await service.models.opened(model)
 
     def work() -> tuple[bytes, str]:
         whole = dict(engine.model.named_parameters(remove_duplicate=False)).get(parameter)
@@ -400,7 +405,7 @@ async def _translated(
     return found, name
 
 
-async def _called(service: Service, request: Request, engine: Engine, work: Callable[[], T]) -> T:
+async def _called(service: Service, request: Request, engine: Engine | Reader, work: Callable[[], T]) -> T:
     try:
         return await service.call(request, engine, work)
     except SightlineError as error:
@@ -418,7 +423,7 @@ def _check(service: Service, texts: Sequence[str], beams: int = 1) -> None:
         raise Problem("invalid", f"beam: {beams} are too many; ask for {config.max_beams} at most.")
 
 
-def _check_tokens(service: Service, engine: Engine, sources: Sequence[str], targets: Sequence[str]) -> None:
+def _check_tokens(service: Service, engine: Engine | Reader, sources: Sequence[str], targets: Sequence[str]) -> None:
     """For what is not searched: it is done in one go."""
     most = service.config.max_traced
     longest = max(map(len, [*engine.tokenizer.source.encode(sources), *engine.tokenizer.encode(targets)]), default=0)

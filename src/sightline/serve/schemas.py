@@ -185,7 +185,7 @@ class TraceRequest(SearchRequest):
     model: Model = None
     text: Text
     target: Text | None = None
-    """What the model writes for it; without, its own translation."""
+    """What the model writes for it; without, its own translation. Only for a model that translates."""
 
 
 class Tensor(Answer):
@@ -201,12 +201,12 @@ class TraceAnswer(Answer):
 
     id: str
     model: str
-    target: str
-    """What the model wrote."""
+    target: str | None
+    """What the model wrote; null where it does not translate."""
     config: dict[str, Any]
     """The options of the model, as docs/reference/config.md has them."""
     tokens: dict[str, list[str]]
-    """Of source and target, with start and end."""
+    """Of source and target, with start and end. A decoder alone has no source, an encoder alone no target."""
     ids: dict[str, list[int]]
     """The numbers of the same tokens, as the model was given them."""
     tensors: list[Tensor]
@@ -292,7 +292,7 @@ class ModelAbout(Answer):
     """Others are loaded when somebody asks for them."""
     source: str | None
     """The language of its sources, where its name tells: en of en-fr."""
-    target: str
+    target: str | None
 
 
 class ModelsAnswer(Answer):
