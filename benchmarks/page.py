@@ -27,7 +27,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from sightline.serve.page import STATIC
 
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-WORDS = "the old man and his dog walk along the river and look at the boats".split()
+WORDS = ["the", "old", "man", "and", "his", "dog", "walk", "along", "the", "river", "and", "look", "at", "the", "boats"]
 GOALS = {
     "first picture, ms": 1000,
     "new sentence: after its trace, ms": 300,
@@ -71,7 +71,7 @@ def serving(model: Path) -> Iterator[str]:
     command += ["--set=max_traced=1024"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # noqa: S603
     try:
-        assert process.stderr  # noqa: S101
+        assert process.stderr
         for line in process.stderr:
             if found := re.search(r"at (http://\S+)$", line):
                 yield found[1]
@@ -194,7 +194,9 @@ def main() -> None:
         print(f"{name:<44}{value}  {met}")
     settings = {"model": options.model.name, "large": (options.large or options.model).name, "chromium": version}
     met = {name: _met(name, found[name], goal) for name, goal in GOALS.items()}
-    print(f"kept in {keep('page', {'where': where('fastapi'), 'settings': settings, 'results': found, 'goals met': met})}")
+    print(
+        f"kept in {keep('page', {'where': where('fastapi'), 'settings': settings, 'results': found, 'goals met': met})}"
+    )
 
 
 def _met(name: str, value: float, goal: float) -> bool:

@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 from playwright.sync_api import sync_playwright
-from serving import serving
-from taught import taught
 
+from serving import serving
 from sightline.serve.page import STATIC
+from taught import taught
 
 __all__ = ["taught"]
 

@@ -52,7 +52,9 @@ def test_pointing_at_a_word_follows_it_everywhere(visit, trace):
     drawn(page)
     word = page.get_by_role("group", name="it writes").get_by_role("button").nth(3)
     word.hover()
-    rows = page.evaluate("[...document.querySelectorAll('.heads.row')].map((one) => one.style.getPropertyValue('--row'))")
+    rows = page.evaluate(
+        "[...document.querySelectorAll('.heads.row')].map((one) => one.style.getPropertyValue('--row'))"
+    )
     assert rows == ["3"] * 4  # the decoder's attentions to itself and to the source, two of each
     shades = page.evaluate(
         """() => [...document.querySelectorAll("[aria-label='it reads'] .word")].map((one) => Number(one.style.getPropertyValue("--shade")))"""

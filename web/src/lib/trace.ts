@@ -43,7 +43,8 @@ export interface ModelConfig {
 export interface Manifest {
   id: string;
   model: string;
-  target: string;
+  /** What the model wrote; nothing, if it only reads. */
+  target: string | null;
   tokens: Partial<Record<Side, string[]>>;
   ids: Partial<Record<Side, number[]>>;
   config: ModelConfig;

@@ -5,6 +5,7 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
+
 from serving import Server
 
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
