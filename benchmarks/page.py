@@ -193,10 +193,9 @@ def main() -> None:
         met = "" if goal is None else f"(goal {goal}: {'met' if _met(name, value, goal) else 'MISSED'})"
         print(f"{name:<44}{value}  {met}")
     settings = {"model": options.model.name, "large": (options.large or options.model).name, "chromium": version}
-    met = {name: _met(name, found[name], goal) for name, goal in GOALS.items()}
-    print(
-        f"kept in {keep('page', {'where': where('fastapi'), 'settings': settings, 'results': found, 'goals met': met})}"
-    )
+    goals = {name: _met(name, found[name], goal) for name, goal in GOALS.items()}
+    path = keep("page", {"where": where("fastapi"), "settings": settings, "results": found, "goals met": goals})
+    print(f"kept in {path}")
 
 
 def _met(name: str, value: float, goal: float) -> bool:

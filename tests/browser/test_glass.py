@@ -57,7 +57,8 @@ def test_pointing_at_a_word_follows_it_everywhere(visit, trace):
     )
     assert rows == ["3"] * 4  # the decoder's attentions to itself and to the source, two of each
     shades = page.evaluate(
-        """() => [...document.querySelectorAll("[aria-label='it reads'] .word")].map((one) => Number(one.style.getPropertyValue("--shade")))"""
+        """() => [...document.querySelectorAll("[aria-label='it reads'] .word")].map(
+          (one) => Number(one.style.getPropertyValue("--shade")))"""
     )
     cross = [trace[f"decoder.layers.{i}.cross_attention.probabilities"].numpy()[:, 3] for i in (0, 1)]
     mean = np.concatenate(cross).mean(0)

@@ -36,11 +36,12 @@ def address(why):
 READ = """() => {
   const panel = document.querySelector("[data-node]");
   const text = (element) => element.innerText;
+  const all = (part) => [...panel.querySelectorAll(`[data-part=${part}]`)];
   return {
     kind: panel.dataset.kind,
     result: text(panel.querySelector("[data-part=result]")),
-    also: [...panel.querySelectorAll("[data-part=also]")].map((one) => [one.dataset.label, text(one.querySelector("dd"))]),
-    rows: [...panel.querySelectorAll("[data-part=row]")].map((one) => [...one.querySelectorAll("td")].map(text)),
+    also: all("also").map((one) => [one.dataset.label, text(one.querySelector("dd"))]),
+    rows: all("row").map((one) => [...one.querySelectorAll("td")].map(text)),
   };
 }"""
 
@@ -61,7 +62,7 @@ def read_panel(page, name, at):
     return found["kind"], number(found["result"]), also, rows
 
 
-def again(kind, also, rows):
+def again(kind, also, rows):  # noqa: PLR0911, PLR0912 - a case for each kind
     """The number, computed from what is shown beside it; and how far rounding may have led it away."""
     values = list(also.values())
     match kind:

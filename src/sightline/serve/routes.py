@@ -296,7 +296,7 @@ async def pieces(
 
     def work() -> schemas.PiecesAnswer:
         size = engine.tokenizer.size
-        if not all(0 <= id < size for id in ids):
+        if not all(0 <= one < size for one in ids):
             raise Problem("not-found", f"the vocabulary has {size} entries, the first of which is 0.")
         return schemas.PiecesAnswer(pieces=engine.tokenizer.pieces(ids))
 
