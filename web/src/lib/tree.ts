@@ -5,7 +5,7 @@
  */
 
 import type { Beam } from "./api";
-import { counted } from "./numbers";
+import { counted, percent } from "./numbers";
 
 /** How the end of a text is written in a vocabulary. */
 export const END = "</s>";
@@ -46,6 +46,9 @@ export function path({ beams }: Tree, at: number): number[] {
   return found.reverse();
 }
 
+/** From the first token of the best answer to its end. */
+export const bestWay = (tree: Tree) => (tree.ended.length ? path(tree, tree.ended[0]) : []);
+
 /** What a hypothesis says so far. */
 export function says(tree: Tree, at: number): string {
   const known: string | undefined = tree.beams[at].text;
@@ -75,12 +78,14 @@ export interface Layout {
 
 /**
  * Children want to stand in their parent's row, and are moved apart until each has a row of its own; those with many
- * descendants give way least, so that what lives long runs straight. In each step the order is that of the parents,
+ * descendants give way least, so that what lives long runs straight; the best answer gives way to none. In each step the order is that of the parents,
  * and of brothers the best comes first: so no edges cross.
  */
-export function rowsOf({ beams, children, roots, steps }: Tree): number[] {
+export function rowsOf(tree: Tree): number[] {
+  const { beams, children, roots, steps } = tree;
   const weight = beams.map(() => 1);
   for (let at = beams.length - 1; at >= 0; at--) if (beams[at].parent >= 0) weight[beams[at].parent] += weight[at];
+  for (const at of bestWay(tree)) weight[at] = 1e6;
   const rows = new Array<number>(beams.length);
   let column = roots;
   for (let step = 0; step < steps.length; step++) {
@@ -140,6 +145,12 @@ export function walk(tree: Tree, rows: number[], at: number, way: Way): number {
 
 // --- In words
 
+/** How likely a token is. Nothing that was looked at is impossible. */
+export function chance({ log_prob }: Beam): string {
+  const likely = Math.exp(log_prob);
+  return likely < 0.0005 ? "< 0.1 %" : percent(likely);
+}
+
 export function summary({ beams, steps, ended }: Tree, beam: number): string {
   const looked = `${counted(beams.length, "hypothesis", "hypotheses")} looked at`;
   return `${counted(beam, "beam")}, ${counted(steps.length, "step")}, ${looked}, ${counted(ended.length, "ended", "ended")}`;
@@ -152,6 +163,7 @@ export function fate(tree: Tree, at: number, beam: number): string {
   const when = `at step ${step + 1}`;
   if (step < given && fate === "grew") return `Given ${when}: you asked for this beginning.`;
   if (fate === "ended") {
+    if (ended.length === 1) return `Ended ${when}: the only answer.`;
     const rank = ended.indexOf(at) + 1;
     return `Ended ${when}: ${rank === 1 ? "the best" : `number ${rank}`} of ${counted(ended.length, "answer")}.`;
   }
