@@ -97,7 +97,8 @@ describe("where hypotheses stand", () => {
   });
 });
 
-const one = (parent: number, step: number, token: string, log_prob: number, total: number, fate: Beam["fate"], score?: number) =>
+type Told = [parent: number, step: number, token: string, log_prob: number, total: number, fate: Beam["fate"], score?: number];
+const one = (...[parent, step, token, log_prob, total, fate, score]: Told) =>
   ({ parent, step, token, log_prob, total, fate, score }) as Beam;
 
 const SMALL = [
@@ -151,7 +152,8 @@ describe("the tree", () => {
   });
 
   it("knows which steps were given", () => {
-    const forced = grow([one(-1, 0, "▁Hé", -2, -2, "grew"), one(0, 1, "▁!", -1, -3, "grew"), one(0, 1, "▁?", -2, -4, "grew")], "Hé");
+    const given = one(-1, 0, "▁Hé", -2, -2, "grew");
+    const forced = grow([given, one(0, 1, "▁!", -1, -3, "grew"), one(0, 1, "▁?", -2, -4, "grew")], "Hé");
     expect(forced.given).toBe(1);
     expect(fate(forced, 0, 2)).toBe("Given at step 1: you asked for this beginning.");
     expect(grow(SMALL).given).toBe(0);

@@ -78,8 +78,8 @@ export interface Layout {
 
 /**
  * Children want to stand in their parent's row, and are moved apart until each has a row of its own; those with many
- * descendants give way least, so that what lives long runs straight; the best answer gives way to none. In each step the order is that of the parents,
- * and of brothers the best comes first: so no edges cross.
+ * descendants give way least, so that what lives long runs straight; the best answer gives way to none. In each step
+ * the order is that of the parents, and of brothers the best comes first: so no edges cross.
  */
 export function rowsOf(tree: Tree): number[] {
   const { beams, children, roots, steps } = tree;
@@ -108,7 +108,8 @@ export function apart(wanted: number[], weights: number[]): number[] {
     let block = { mean: value - i, weight: weights[i], count: 1 };
     for (let last = blocks.at(-1); last && last.mean >= block.mean; last = blocks.at(-1)) {
       const weight = last.weight + block.weight;
-      block = { mean: (last.mean * last.weight + block.mean * block.weight) / weight, weight, count: last.count + block.count };
+      const mean = (last.mean * last.weight + block.mean * block.weight) / weight;
+      block = { mean, weight, count: last.count + block.count };
       blocks.pop();
     }
     blocks.push(block);
@@ -171,7 +172,8 @@ export function fate(tree: Tree, at: number, beam: number): string {
     const better = steps[step].indexOf(at);
     const others = better === 1 ? "1 other was" : `${better} others were`;
     if (token !== END) return `Dropped ${when}: ${others} likelier.`;
-    return `Dropped ${when}: ${others} likelier, and an end counts only among the best ${beam === 1 ? "" : beam}`.trim() + ".";
+    const best = beam === 1 ? "as the best" : `among the best ${beam}`;
+    return `Dropped ${when}: ${others} likelier, and an end counts only ${best}.`;
   }
   if (children[at].length) return `Kept ${when}, and it grew on.`;
   if (step === steps.length - 1) return `Kept ${when}; the search was over before it went on.`;
