@@ -26,6 +26,10 @@ export interface View extends Search {
   why: string;
   /** Glass: how many target tokens are written; -1: all. */
   step: number;
+  /** Beams: the hypothesis that is looked at; -1: none. */
+  node: number;
+  /** Beams: as a table. */
+  table: boolean;
   /** Translate: words are coloured by their probability. */
   scores: boolean;
 }
@@ -49,6 +53,8 @@ export const FIRST: View = {
   key: -1,
   why: "",
   step: -1,
+  node: -1,
+  table: false,
   scores: false,
 };
 
@@ -61,8 +67,9 @@ const BOUNDS: Partial<Record<keyof View, [number, number]>> = {
   seed: [0, 2 ** 31 - 1],
   step: [-1, 1e6],
   key: [-1, 1e6],
+  node: [-1, 1e6],
 };
-const WHOLE = new Set<keyof View>(["beam", "top_k", "seed", "step", "key"]);
+const WHOLE = new Set<keyof View>(["beam", "top_k", "seed", "step", "key", "node"]);
 
 /** The view that an address asks for. What it does not say, or says wrongly, is as at first. */
 export function fromAddress(query: string): View {
@@ -112,7 +119,7 @@ export function go(change: Partial<View>, how: "push" | "replace" = "push"): voi
 }
 
 /** Another sentence: what was looked at in the last one is gone. */
-export const LOOKING = { word: "", why: "", step: -1, key: -1, target: "", prefix: "" } satisfies Partial<View>;
+export const LOOKING = { word: "", why: "", step: -1, key: -1, node: -1, target: "", prefix: "" } satisfies Partial<View>;
 
 export const searchOf = (from: View): Search => ({
   beam: from.beam,
