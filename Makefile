@@ -38,7 +38,11 @@ setup: .venv/dev
 demo: .venv/run
 	@$(BIN)/sightline demo
 
-test: .venv/dev
+# The page's own tools. Without npm, what needs them is not tested.
+web/node_modules/.package-lock.json: web/package-lock.json
+	@if command -v npm >/dev/null; then echo "== Installing what the page is built with"; cd web && npm ci --silent --no-audit --no-fund; fi
+
+test: .venv/dev web/node_modules/.package-lock.json
 	@echo "== Testing: lint, types, and everything that must hold (some minutes)"
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --durations 5
 
@@ -49,9 +53,8 @@ bench: .venv/dev
 	@echo "== A training step, side by side with Hugging Face and torch (leave the machine alone meanwhile)"
 	@$(BIN)/python benchmarks/step.py --size $$($(BIN)/python -c 'import torch; print("base" if torch.cuda.is_available() else "tiny")')
 
-web:
-	@test -f web/package.json || { echo "There is no page to build yet: web/ comes with the server."; exit 1; }
-	cd web && npm ci && npm run build
+web: web/node_modules/.package-lock.json
+	cd web && npm run check && npm run build
 
 docs: .venv/dev
 	@$(BIN)/python docs/generate.py

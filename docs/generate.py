@@ -94,6 +94,7 @@ MODULES = [
     "sightline.serve.service",
     "sightline.serve.worker",
     "sightline.serve.models",
+    "sightline.serve.page",
     "sightline.serve.gate",
     "sightline.serve.protocol",
     "sightline.serve.observe",

@@ -15,8 +15,8 @@ import httpx
 class Server:
     """The real command line, and a client of it."""
 
-    def __init__(self, *arguments, seconds=60):
-        command = [sys.executable, "-m", "sightline.cli.main", "serve", *map(str, arguments), "--port", "0"]
+    def __init__(self, *arguments, seconds=60, port=0):
+        command = [sys.executable, "-m", "sightline.cli.main", "serve", *map(str, arguments), "--port", str(port)]
         self.process = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )

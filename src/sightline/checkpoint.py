@@ -33,6 +33,7 @@ __all__ = [
     "load_model",
     "load_state",
     "load_tokenizer",
+    "read_config",
     "save_model",
     "save_state",
     "write_whole",
@@ -239,7 +240,7 @@ def load_model(folder: Path | str, device: torch.device | str = "cpu") -> Model:
     """Read a model, ready for use (`eval`), in float32."""
     folder = Path(folder)
     with torch.random.fork_rng(devices=[]):  # weights are drawn here that nobody needs: let nobody notice
-        model = build(_read_config(folder / "config.json"))
+        model = build(read_config(folder))
     path = folder / "model.safetensors"
     try:
         weights = load_file(path)
@@ -264,7 +265,9 @@ def fill(model: Model, weights: Mapping[str, Tensor], where: str) -> None:
         parameter.copy_(weights[name])
 
 
-def _read_config(path: Path) -> ModelConfig:
+def read_config(folder: Path | str) -> ModelConfig:
+    """The options of a model, without its weights."""
+    path = Path(folder) / "config.json"
     try:
         stored = json.loads(path.read_text("utf-8"))
         version, options = stored["format"], dict(stored["model"])

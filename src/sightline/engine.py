@@ -15,12 +15,12 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from sightline.checkpoint import load_model, load_tokenizer
+from sightline.checkpoint import load_model, load_tokenizer, read_config
 from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, InputError, SightlineError
 from sightline.interop.ctranslate2 import SHORTLIST, CTranslate2Search, beside, supports
 from sightline.model.kernels import for_few_rows
-from sightline.model.transformer import EncoderDecoder
+from sightline.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Model
 from sightline.search.align import Alignment, Heads, Words, align, every_head
 from sightline.search.find import Progress, find, follow, stream
 from sightline.search.hypothesis import Hypothesis, Wish
@@ -34,7 +34,7 @@ from sightline.text.words import words_of
 from sightline.trace.record import Trace, tracing
 from sightline.trace.what_if import what_if
 
-__all__ = ["Alternative", "Asked", "Engine", "Scored", "Translation", "load"]
+__all__ = ["Alternative", "Asked", "Engine", "Reader", "Scored", "Translation", "load", "load_any"]
 
 WINDOW = 4096
 """Lines of a long text that are sorted by length together."""
@@ -306,12 +306,8 @@ class Engine:
         (source,), (answer,) = self.tokenizer.source.encode([text]), self.tokenizer.encode([target])
         if max(len(source), len(answer)) > self.room:
             raise InputError(f"only texts of at most {self.room} tokens can be traced.")
-        source_ids, target_ids = with_end(source, self.model.config.source_end), [START, *answer]
-        device = self.model.classifier.weight.device
-        with torch.no_grad(), tracing(self.model) as trace:
-            self.model(torch.tensor([source_ids], device=device), torch.tensor([target_ids], device=device))
-        trace.tokens = {"source": self.tokenizer.source.pieces(source_ids), "target": self.tokenizer.pieces(target_ids)}
-        return trace.sentence(0)
+        source = with_end(source, self.model.config.source_end)
+        return _traced(self.model, self.tokenizer, {"source": source, "target": [START, *answer]})
 
     @contextlib.contextmanager
     def what_if(self, **changes: Any) -> Iterator[None]:
@@ -422,6 +418,34 @@ class Engine:
         return [Words(ids, words_of(text, spans, start)) for (text, _, start), ids, spans in both]
 
 
+class Reader:
+    """A model that does not translate: it goes on with a text (GPT) or reads it (BERT), and can be looked into."""
+
+    def __init__(self, model: DecoderOnly | EncoderOnly, tokenizer: Tokenizer) -> None:
+        self.model, self.tokenizer = model.eval(), tokenizer
+
+    def trace(self, text: str) -> Trace:
+        """Everything that goes on in the model when it is given a text, by dotted name. The tokens of a decoder are
+        "target", those of an encoder "source"."""
+        (given,) = self.tokenizer.encode([text])
+        writes = isinstance(self.model, DecoderOnly)
+        ids = {"target": [START, *given]} if writes else {"source": [START, *given, END]}
+        room = self.model.config.positions.max_length - (1 if writes else 2)
+        if len(given) > room:
+            raise InputError(f"only texts of at most {room} tokens can be traced.")
+        return _traced(self.model, self.tokenizer, ids)
+
+
+def _traced(model: Model, tokenizer: Tokenizer, ids: dict[str, list[int]]) -> Trace:
+    """What goes on in a model that is given these ids."""
+    device = model.classifier.weight.device
+    with torch.no_grad(), tracing(model) as trace:
+        model(*(torch.tensor([some], device=device) for some in ids.values()))
+    sides = {"source": tokenizer.source, "target": tokenizer}
+    trace.ids, trace.tokens = ids, {side: sides[side].pieces(some) for side, some in ids.items()}
+    return trace.sentence(0)
+
+
 def _ranks(found: Sequence[list[Hypothesis]]) -> list[list[Hypothesis | None]]:
     """The best answer to every part, then the second best to all of them, ..."""
     count = max((len(each) for each in found), default=0)
@@ -450,8 +474,7 @@ def load(
     paths = [path] if isinstance(path, str | Path) else list(path)
     if not paths:
         raise InputError("there is no model to load; name its folder.")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    device = _device(device)
     tokenizers = [load_tokenizer(each) for each in paths]
     models = []
     for each, tokenizer in zip(paths, tokenizers, strict=True):
@@ -473,6 +496,22 @@ def load(
     threads = torch.get_num_threads() if threads is None else threads
     fast = _fast(Path(paths[0]), models, tokenizers[0], device, engine, precision, shortlist, threads)
     return Engine(models, tokenizers[0], usual=min(map(_usual, paths)), fast=fast, heads=_heads(paths[0], models[0]))
+
+
+def load_any(path: str | Path, *, device: str = "auto", **options: Any) -> Engine | Reader:
+    """Open a model of any architecture by its folder: one that translates as `load` does, with its options, another to
+    be looked into."""
+    if read_config(path).architecture == "encoder-decoder":
+        return load(path, device=device, **options)
+    model = load_model(path, _device(device))
+    assert not isinstance(model, EncoderDecoder)  # noqa: S101
+    return Reader(model, load_tokenizer(path))
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def _fast(

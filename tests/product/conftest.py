@@ -1,39 +1,5 @@
-"""A model that has learnt something, made once for all tests that ask it."""
+"""What these tests share."""
 
-import fcntl
+from taught import taught
 
-import pytest
-
-from sightline.data.builtin import generate
-from sightline.train.run import Inputs, Request, train_files
-
-HALF_TAUGHT = [
-    "data.vocab_size=600",
-    "model.d_model=64",
-    "model.dropout=0.05",
-    "model.encoder.layers=2",
-    "model.decoder.layers=2",
-    "train.steps=120",
-    "train.batch_tokens=1024",
-    "train.learning_rate=0.01",
-    "train.warmup=30",
-    "train.ema=0.9",
-    "train.smoothing=0.0",
-]
-
-
-@pytest.fixture(scope="session")
-def taught(tmp_path_factory):
-    """The folder of a model that knows the built-in language by half: it hesitates, as real ones do."""
-    shared = tmp_path_factory.getbasetemp()
-    shared = shared.parent if shared.name.startswith("popen-") else shared  # all workers of a run have one parent
-    folder = shared / "taught"
-    with (shared / "taught.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "model.safetensors").exists():
-            text = shared / "taught.tsv"
-            text.write_text("".join(f"{p.source}\t{p.target}\n" for p in generate("train", 10_000)), "utf-8")
-            inputs = Inputs(pairs=[(str(text), 1.0)])
-            request = Request(folder, inputs, preset="tiny", sets=HALF_TAUGHT, cache=shared / "cache", device="cpu")
-            train_files(request, lambda _: None)
-    return folder
+__all__ = ["taught"]

@@ -22,6 +22,7 @@ import sightline
 from serving import problem, serving
 from sightline.checkpoint import load_model, load_tokenizer, save_model
 from sightline.data.builtin import generate
+from sightline.text.tokenizer import END, START
 from sightline.trace.pack import PIECE, read
 
 TEXTS = [pair.source for pair in generate("test", 40)]
@@ -145,15 +146,104 @@ def test_a_trace_is_fetched_piece_by_piece(server, engine):
     assert given["target"] == "Der Hund"
 
 
+def floats(answer):
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["cache-control"] == "no-store"
+    return np.frombuffer(answer.content, "<f4")
+
+
+def test_a_trace_tells_the_model_and_what_it_was_given(server, engine):
+    answer = server.post("/v1/trace", {"text": TEXTS[0], "target": "Der Hund 🦊"}).json()
+    assert answer["config"] == engine.model.config.model_dump()
+    assert answer["ids"]["source"] == [*engine.tokenizer.source.encode([TEXTS[0]])[0], END]
+    assert answer["ids"]["target"] == [START, *engine.tokenizer.encode(["Der Hund 🦊"])[0]]
+    for side, stack in (("source", "encoder"), ("target", "decoder")):
+        assert engine.tokenizer.pieces(answer["ids"][side]) == answer["tokens"][side]
+        name = f"{stack}.embedding.tokens"
+        embedded = read(server.get(f"/v1/trace/{answer['id']}", params={"names": name, "dtype": "f32"}).content)[name]
+        rows = [server.get(f"/v1/models/tiny-en-de/weights/{name}.weight?row={i}") for i in answer["ids"][side]]
+        assert np.array_equal(embedded.numpy(), [floats(row) for row in rows])
+
+
+def test_a_row_of_a_tensor_is_that_of_the_whole(server, engine):
+    words = " ".join(TEXTS).split()
+    while len(engine.tokenizer.source.encode([" ".join(words)])[0]) > 505:
+        words.pop()
+    answer = server.post("/v1/trace", {"text": " ".join(words), "target": "Der Hund"}).json()
+    at, looks = f"/v1/trace/{answer['id']}", "encoder.layers.1.self_attention.probabilities"
+    whole = read(server.get(at, params={"names": ["logits", looks], "dtype": "f32"}).content)
+    for name, row in (("logits", 0), ("logits", 2), (looks, 1)):
+        expected, asked = whole[name].numpy()[row], {"row": row, "dtype": "f32"}
+        count = 2 if name == looks else 1
+        pieces = [server.get(f"{at}/{name}", params={**asked, "piece": piece}) for piece in range(count)]
+        assert {one.headers["x-pieces"] for one in pieces} == {str(count)}
+        assert np.array_equal(np.concatenate([floats(one) for one in pieces]).reshape(expected.shape), expected)
+    problem(server.get(f"{at}/{looks}", params={"row": 1, "piece": 2, "dtype": "f32"}), 404, "not-found")
+    detail = problem(server.get(f"{at}/logits", params={"row": len(whole["logits"].values)}), 404, "not-found")
+    assert detail == f"there are {len(whole['logits'].values)} rows, the first of which is 0."
+    problem(server.get(f"{at}/logits", params={"row": -1}), 422, "invalid")
+
+
+def test_weights_are_those_of_the_model(server, engine):
+    at = "/v1/models/tiny-en-de/weights"
+    for name, weight in engine.model.state_dict().items():
+        shape = ",".join(map(str, weight.shape))
+        if weight.dim() == 1:
+            answer = server.get(f"{at}/{name}")
+            assert floats(answer).tobytes() == weight.numpy().tobytes()
+        else:
+            row = len(weight) - 1
+            answer = server.get(f"{at}/{name}", params={"row": row})
+            assert floats(answer).tobytes() == weight[row].numpy().tobytes()
+        assert answer.headers["x-shape"] == shape
+    tied = ("classifier.weight", "decoder.embedding.tokens.weight", "encoder.embedding.tokens.weight")
+    assert engine.model.config.tie == "all"
+    assert len({server.get(f"{at}/{name}?row=7").content for name in tied}) == 1
+    assert problem(server.get(f"{at}/{tied[0]}"), 422, "invalid").startswith("row: this is a matrix of ")
+    problem(server.get(f"{at}/{tied[0]}?row={engine.tokenizer.size}"), 404, "not-found")
+    problem(server.get(f"{at}/{tied[0]}?row=first"), 422, "invalid")
+    problem(server.get(f"{at}/no.such.weight"), 404, "not-found")
+    problem(server.get(f"/v1/models/other/weights/{tied[0]}?row=0"), 404, "not-found")
+
+
+def test_entries_of_a_vocabulary_are_told(server, engine):
+    ids = [5, 0, 5, 17]
+    answer = server.get("/v1/models/tiny-en-de/pieces", params={"ids": ids})
+    assert answer.json() == {"pieces": engine.tokenizer.pieces(ids)}
+    assert server.get("/v1/models/tiny-en-de/pieces").json() == {"pieces": []}
+    problem(server.get("/v1/models/tiny-en-de/pieces", params={"ids": [engine.tokenizer.size]}), 404, "not-found")
+    problem(server.get("/v1/models/tiny-en-de/pieces", params={"ids": [-1]}), 404, "not-found")
+
+
+def test_a_query_is_what_enters_times_a_row_of_weights(server):
+    """All that the page shows of a number is enough to compute it by hand."""
+    answer = server.post("/v1/trace", {"text": TEXTS[0]}).json()
+    path = "decoder.layers.1.self_attention"
+    packed = server.get(f"/v1/trace/{answer['id']}", params={"names": [f"{path}.input", f"{path}.q"], "dtype": "f32"})
+    x, q = (read(packed.content)[f"{path}.{name}"].numpy() for name in ("input", "q"))
+    head, position, channel = 1, 2, 3
+    row = head * q.shape[2] + channel
+    weights = floats(server.get(f"/v1/models/tiny-en-de/weights/{path}.query_key_value.weight", params={"row": row}))
+    assert q[head, position, channel] == pytest.approx(x[position] @ weights, abs=1e-5)
+
+
 def test_beams_are_shown_with_what_became_of_them(server, engine):
     answer = server.post("/v1/beams", {"text": TEXTS[0], "beam": 3}).json()
     expected = engine.beams(TEXTS[0], beam=3)
     assert [one["token"] for one in answer["beams"]] == [
         engine.tokenizer.pieces([node.token])[0] for node in expected.nodes
     ]
+    assert [one["text"] for one in answer["beams"]] == [
+        engine.tokenizer.decode(expected.ids(i)) for i in range(len(expected.nodes))
+    ]
     assert answer["translations"][0]["text"] == engine.translate(TEXTS[0], beam=3)[0].text
-    ended = [one["score"] for one in answer["beams"] if one["fate"] == "ended"]
-    assert max(ended) == pytest.approx(answer["translations"][0]["score"], abs=1e-4)
+    best = max((one for one in answer["beams"] if one["fate"] == "ended"), key=lambda one: one["score"])
+    assert best["score"] == pytest.approx(answer["translations"][0]["score"], abs=1e-4)
+    assert best["text"] == answer["translations"][0]["text"]
+    begun = server.post("/v1/beams", {"text": TEXTS[0], "beam": 2, "prefix": "Die"}).json()
+    assert all(one["text"] for one in begun["beams"])
+    assert begun["translations"][0]["text"] in [one["text"] for one in begun["beams"] if one["fate"] == "ended"]
 
 
 def test_the_same_request_has_the_same_answer_whatever_the_load(server):
@@ -227,7 +317,10 @@ def test_what_is_wrong_with_a_request_is_told_in_one_sentence(server):
 
 def test_every_answer_has_the_headers_of_a_careful_service(server):
     for answer in (server.get("/healthz"), server.get("/nothing"), server.post("/v1/translate", {"text": "a"})):
-        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "img-src 'self' data: blob:;" in policy
+        assert "unsafe" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert len(answer.headers["x-request-id"]) == 16
         assert "server" not in answer.headers
@@ -352,6 +445,8 @@ def test_keys(small):
             problem(answer, 401, "unauthorised")
             assert answer.headers["www-authenticate"] == "Bearer"
             problem(client.get("/metrics"), 401, "unauthorised")
+            assert client.get("/").status_code in (200, 404)  # the page, where it is built
+            problem(client.get("/assets/none.js"), 404, "not-found")
             assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
     with httpx.Client(base_url=small.url, headers={"x-api-key": "fedcba9876543210"}) as client:
         assert client.post("/v1/translate", json={"text": "a"}).status_code == 200

@@ -29,13 +29,14 @@ def serve(
 ) -> None:
     """Serve models: translation, scores, and a look inside, by an API over HTTP.
 
-    The first model is loaded at once, others when somebody asks for them. SIGHUP loads them anew from their folders;
+    The first model is loaded at once, others when somebody asks for them. Of models that do not translate (GPT, BERT)
+    there is the look inside. SIGHUP loads them anew from their folders;
     SIGTERM and Ctrl-C end the service when all that was begun is done.
     """
     import torch
 
     from sightline.config import load_serve
-    from sightline.engine import load
+    from sightline.engine import load_any
     from sightline.errors import InputError
 
     if log not in ("auto", "json", "plain"):
@@ -54,7 +55,7 @@ def serve(
     known = read_keys(keys) if keys else {}
     chosen = {"engine": cast("Any", engine), "precision": cast("Any", precision), "device": device}
     threads = torch.get_num_threads()
-    shelf = Models(named(models), lambda folder: load(folder, **chosen, threads=threads), config.memory)
+    shelf = Models(named(models), lambda folder: load_any(folder, **chosen, threads=threads), config.memory)
     place = take_port(host, port)
     start_logging(json_lines=log == "json" or (log == "auto" and not sys.stderr.isatty()))
     if not known and host not in ("127.0.0.1", "localhost", "::1"):

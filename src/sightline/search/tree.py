@@ -48,6 +48,14 @@ class Tree(NamedTuple):
     answers: list[Hypothesis]
     """What was found, best first."""
 
+    def ids(self, number: int) -> list[int]:
+        """All tokens of a hypothesis, by its number among the nodes."""
+        found: list[int] = []
+        while number >= 0:
+            found.insert(0, self.nodes[number].token)
+            number = self.nodes[number].parent
+        return found
+
 
 class WatchedBeams(Beams):
     """The hypotheses of one sentence, which remembers all of them."""

@@ -22,6 +22,7 @@ from sightline.config import ServeConfig
 from sightline.errors import InputError
 from sightline.serve.gate import Gate, Keys
 from sightline.serve.observe import Observe
+from sightline.serve.page import page
 from sightline.serve.problems import Problem, ProblemDetails
 from sightline.serve.protocol import http
 from sightline.serve.routes import router
@@ -66,6 +67,7 @@ def create_app(service: Service, keys: Mapping[str, str] | None = None) -> FastA
     )
     app.state.service, app.state.stopping = service, False
     app.include_router(router)
+    app.include_router(page)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(HTTPException, _problem)
     app.add_exception_handler(RequestValidationError, _problem)

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sightline.config import ServeConfig
 from sightline.errors import InputError
+from sightline.serve.page import is_page
 from sightline.serve.problems import Problem
 
 __all__ = ["Gate", "Keys", "read_keys"]
@@ -129,7 +130,7 @@ class Gate:
 
     def _check(self, headers: Mapping[bytes, str], scope: Scope) -> None:
         """Whether one with these headers may come in. LibreTranslate's clients have the key in the body."""
-        if not self.keys:
+        if not self.keys or is_page(scope["path"]):
             return
         scheme, _, key = headers.get(b"authorization", "").partition(" ")
         if key and scheme.lower() == "bearer":

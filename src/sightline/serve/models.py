@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sightline.checkpoint import load_tokenizer
-from sightline.engine import Engine
+from sightline.engine import Engine, Reader
 from sightline.errors import CheckpointError, InputError, SightlineError
 from sightline.serve.problems import Problem
 
@@ -62,7 +62,7 @@ class Entry:
     architecture: str
     languages: tuple[str, str] | None
     """Of its sources and of its answers, where its name tells: en-fr, opus-mt-en-fr."""
-    engine: Engine | None = None
+    engine: Engine | Reader | None = None
     bytes: int = 0
     used: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -71,7 +71,7 @@ class Entry:
 class Models:
     """All of them, by name."""
 
-    def __init__(self, folders: dict[str, Path], load: Callable[[Path], Engine], memory: float = 0.0) -> None:
+    def __init__(self, folders: dict[str, Path], load: Callable[[Path], Engine | Reader], memory: float = 0.0) -> None:
         """`memory`: GiB that they may take; 0 is any number. Folders that are no models are found out at once."""
         self.entries = {name: _entry(name, folder) for name, folder in folders.items()}
         self.default = next(iter(self.entries))
@@ -88,7 +88,14 @@ class Models:
         return name, self.entries[name]
 
     async def engine(self, name: str | None) -> tuple[str, Engine]:
-        """The same, ready for use."""
+        """One that translates, ready for use."""
+        name, found = await self.opened(name)
+        if not isinstance(found, Engine):
+            raise Problem("invalid", f"the model {name} is {found.model.config.architecture} and does not translate.")
+        return name, found
+
+    async def opened(self, name: str | None) -> tuple[str, Engine | Reader]:
+        """One of any kind, ready for use."""
         name, entry = self.entry(name)
         entry.used = time.monotonic()
         if entry.engine is None:
@@ -159,13 +166,12 @@ def _entry(name: str, folder: Path) -> Entry:
         raise CheckpointError(f"{folder}: this is no model, or its weights are damaged.") from None
     if not whole:
         raise CheckpointError(f"{path}: the weights are damaged: the file is not as long as it says.")
-    if architecture != "encoder-decoder":
-        raise InputError(f"{folder}: this model is {architecture} and does not translate.")
-    found = LANGUAGES.fullmatch(name)
+    found = LANGUAGES.fullmatch(name) if architecture == "encoder-decoder" else None
     known = found is not None and {found[1], found[2]} <= NAMES.keys()
     return Entry(folder, parameters, architecture, (found[1], found[2]) if found and known else None)
 
 
-def _bytes(engine: Engine) -> int:
-    own = sum(p.numel() * p.element_size() for model in engine.models for p in model.parameters())
-    return own * (2 if engine.fast is not None else 1)
+def _bytes(engine: Engine | Reader) -> int:
+    models = engine.models if isinstance(engine, Engine) else [engine.model]
+    own = sum(p.numel() * p.element_size() for model in models for p in model.parameters())
+    return own * (2 if isinstance(engine, Engine) and engine.fast is not None else 1)

@@ -7,19 +7,20 @@ from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qs
 
 import prometheus_client
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import ValidationError
+from torch import Tensor
 
 from sightline import __version__
-from sightline.engine import Engine
+from sightline.engine import Engine, Reader
 from sightline.engine import Translation as Found
 from sightline.errors import SightlineError
 from sightline.serve import schemas
 from sightline.serve.models import NAMES
 from sightline.serve.problems import Problem, responses
 from sightline.serve.service import Service
-from sightline.trace.pack import PIECE, pack, read
+from sightline.trace.pack import PIECE, numbers, pack
 from sightline.trace.record import Trace
 
 __all__ = ["router"]
@@ -143,7 +144,12 @@ async def beams(asked: schemas.BeamsRequest, request: Request, service: Serving)
         options = {"length_penalty": asked.length_penalty, "nbest": asked.nbest}
         tree = engine.beams(asked.text, beam=max(asked.beam, asked.nbest), prefix=asked.prefix, **options)
         words, details = engine.tokenizer, schemas.TranslateRequest(text="", details=True)
-        nodes = [schemas.Beam(**{**node._asdict(), "token": words.pieces([node.token])[0]}) for node in tree.nodes]
+        tokens = words.pieces(node.token for node in tree.nodes)
+        texts = [words.decode(tree.ids(number)) for number in range(len(tree.nodes))]
+        nodes = [
+            schemas.Beam(**{**node._asdict(), "token": token, "text": text})
+            for node, token, text in zip(tree.nodes, tokens, texts, strict=True)
+        ]
         found = [Found(words.decode(one.ids), one.score, words.pieces(one.ids), one.log_probs) for one in tree.answers]
         source = words.source.pieces(engine.asked([asked.text]).sources[0])
         answers = [_translation(one, details) for one in found]
@@ -156,18 +162,30 @@ async def beams(asked: schemas.BeamsRequest, request: Request, service: Serving)
 async def trace(asked: schemas.TraceRequest, request: Request, service: Serving) -> schemas.TraceAnswer:
     """Look into the model while it writes: tells which tensors there are. Their numbers are fetched by the id."""
     target = asked.target
-    name, engine = await service.models.engine(asked.model)
-    if target is None:
+    name, engine = await service.models.opened(asked.model)
+    if isinstance(engine, Reader):
+        if target is not None:
+            about = engine.model.config.architecture
+            raise Problem("invalid", f"target: the model {name} is {about} and has only the text; leave it out.")
+    elif target is None:
         (found,), _ = await _translated(asked, [asked.text], asked.model, request, service)
         target = found.text
-    _check(service, [asked.text, target])
+    given = [] if target is None else [target]
+    _check(service, [asked.text, *given])
 
     def work() -> schemas.TraceAnswer:
-        _check_tokens(service, engine, [asked.text], [target])
-        seen = engine.trace(asked.text, target)
+        _check_tokens(service, engine, [asked.text], given)
+        seen = engine.trace(asked.text, *given)
         number = service.traces.add(seen, engine)
-        tensors = [_tensor(seen, one) for one in seen.names()]
-        return schemas.TraceAnswer(id=number, model=name, target=target, tokens=seen.tokens, tensors=tensors)
+        return schemas.TraceAnswer(
+            id=number,
+            model=name,
+            target=target,
+            config=engine.model.config.model_dump(),
+            tokens=seen.tokens,
+            ids=seen.ids,
+            tensors=[_tensor(seen, one) for one in seen.names()],
+        )
 
     return await _called(service, request, engine, work)
 
@@ -179,6 +197,7 @@ BINARY: dict[int | str, dict[str, Any]] = {
     }
 }
 Dtype = Annotated[Literal["f16", "f32"], Query(description="Half or single precision, little-endian.")]
+Row = Annotated[int | None, Query(ge=0, lt=10**9, description="Only this row of the first axis, from 0.")]
 
 
 @router.get("/v1/trace/{id}", response_class=Response, responses={**BINARY, **responses(*ALL)}, tags=["looking inside"])
@@ -213,24 +232,75 @@ async def tensor(
     name: str,
     request: Request,
     service: Serving,
+    row: Row = None,
     piece: Annotated[int, Query(ge=0, lt=10**6, description=f"A tensor travels in pieces of {PIECE} bytes.")] = 0,
     dtype: Dtype = "f16",
 ) -> Response:
-    """The plain numbers of one tensor of a trace, row by row. X-Pieces tells how many pieces there are."""
+    """The plain numbers of one tensor of a trace, row by row, or of one row of it. X-Pieces tells how many pieces
+    these are, X-Dtype their precision: what half cannot hold is single."""
     remembered = service.traces.get(id)
 
     def work() -> tuple[bytes, int, str]:
         _check_names(remembered.trace, [name])
-        packed = read(pack(remembered.trace, [name], dtype=dtype))
-        count = max(packed.pieces(name), 1)
+        kind, data = numbers(_row(remembered.trace[name].values, row).float().cpu().numpy(), dtype)
+        count = max(math.ceil(len(data) / PIECE), 1)
         if piece >= count:
-            raise Problem("not-found", f"this tensor has {count} pieces, the first of which is 0.")
-        kind = packed.manifest["tensors"][0]["dtype"]
-        return packed.piece(name, piece) if packed.pieces(name) else b"", count, kind
+            raise Problem("not-found", f"there are {count} pieces, the first of which is 0.")
+        return data[piece * PIECE : (piece + 1) * PIECE], count, kind
 
     data, count, kind = await _called(service, request, remembered.engine, work)
     headers = {"Cache-Control": "no-store", "X-Pieces": str(count), "X-Dtype": kind}
     return Response(data, media_type="application/octet-stream", headers=headers)
+
+
+@router.get(
+    "/v1/models/{model}/weights/{parameter}",
+    response_class=Response,
+    responses={**BINARY, **responses(*ALL)},
+    tags=["looking inside"],
+)
+async def weights(
+    model: Annotated[str, Path(description="The name of a model.")],
+    parameter: Annotated[str, Path(description="Its dotted name: decoder.layers.0.feed_forward.inner.weight.")],
+    request: Request,
+    service: Serving,
+    row: Row = None,
+) -> Response:
+    """The plain numbers of one row of a weight matrix, or of a whole vector; single precision, little-endian. X-Shape
+    tells the shape of the whole."""
+    _, engine = await service.models.opened(model)
+
+    def work() -> tuple[bytes, str]:
+        whole = dict(engine.model.named_parameters(remove_duplicate=False)).get(parameter)
+        if whole is None:
+            raise Problem("not-found", "there is no parameter of this name in the model.")
+        if whole.dim() > 1 and row is None:
+            raise Problem("invalid", f"row: this is a matrix of {len(whole)} rows; ask for one of them.")
+        _, data = numbers(_row(whole.detach(), row).float().cpu().numpy(), "f32")
+        return data, ",".join(map(str, whole.shape))
+
+    data, shape = await _called(service, request, engine, work)
+    headers = {"Cache-Control": "no-store", "X-Shape": shape}
+    return Response(data, media_type="application/octet-stream", headers=headers)
+
+
+@router.get("/v1/models/{model}/pieces", responses=responses(*ALL), tags=["looking inside"])
+async def pieces(
+    model: Annotated[str, Path(description="The name of a model.")],
+    request: Request,
+    service: Serving,
+    ids: Annotated[list[int], Query(description="Numbers of entries.", max_length=1000)] = [],  # noqa: B006
+) -> schemas.PiecesAnswer:
+    """How entries of a model's vocabulary are written."""
+    _, engine = await service.models.opened(model)
+
+    def work() -> schemas.PiecesAnswer:
+        size = engine.tokenizer.size
+        if not all(0 <= id < size for id in ids):
+            raise Problem("not-found", f"the vocabulary has {size} entries, the first of which is 0.")
+        return schemas.PiecesAnswer(pieces=engine.tokenizer.pieces(ids))
+
+    return await _called(service, request, engine, work)
 
 
 @router.get("/v1/models", responses=responses(*COMMON), tags=["service"])
@@ -354,7 +424,7 @@ async def _translated(
     return found, name
 
 
-async def _called(service: Service, request: Request, engine: Engine, work: Callable[[], T]) -> T:
+async def _called(service: Service, request: Request, engine: Engine | Reader, work: Callable[[], T]) -> T:
     try:
         return await service.call(request, engine, work)
     except SightlineError as error:
@@ -372,7 +442,7 @@ def _check(service: Service, texts: Sequence[str], beams: int = 1) -> None:
         raise Problem("invalid", f"beam: {beams} are too many; ask for {config.max_beams} at most.")
 
 
-def _check_tokens(service: Service, engine: Engine, sources: Sequence[str], targets: Sequence[str]) -> None:
+def _check_tokens(service: Service, engine: Engine | Reader, sources: Sequence[str], targets: Sequence[str]) -> None:
     """For what is not searched: it is done in one go."""
     most = service.config.max_traced
     longest = max(map(len, [*engine.tokenizer.source.encode(sources), *engine.tokenizer.encode(targets)]), default=0)
@@ -384,6 +454,14 @@ def _check_names(seen: Trace, names: Sequence[str]) -> None:
     for name in names:
         if name not in seen:
             raise Problem("not-found", "there is no tensor of this name in the trace.")
+
+
+def _row(values: Tensor, row: int | None) -> Tensor:
+    if row is None:
+        return values
+    if row >= len(values):
+        raise Problem("not-found", f"there are {len(values)} rows, the first of which is 0.")
+    return values[row]
 
 
 def _tensor(seen: Trace, name: str) -> schemas.Tensor:

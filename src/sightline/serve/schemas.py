@@ -19,6 +19,7 @@ __all__ = [
     "ModelAbout",
     "ModelsAnswer",
     "Pair",
+    "PiecesAnswer",
     "ScoreAnswer",
     "ScoreRequest",
     "Scored",
@@ -185,7 +186,7 @@ class TraceRequest(SearchRequest):
     model: Model = None
     text: Text
     target: Text | None = None
-    """What the model writes for it; without, its own translation."""
+    """What the model writes for it; without, its own translation. Only for a model that translates."""
 
 
 class Tensor(Answer):
@@ -201,11 +202,21 @@ class TraceAnswer(Answer):
 
     id: str
     model: str
-    target: str
-    """What the model wrote."""
+    target: str | None
+    """What the model wrote; null where it does not translate."""
+    config: dict[str, Any]
+    """The options of the model, as docs/reference/config.md has them."""
     tokens: dict[str, list[str]]
-    """Of source and target, with start and end."""
+    """Of source and target, with start and end. A decoder alone has no source, an encoder alone no target."""
+    ids: dict[str, list[int]]
+    """The numbers of the same tokens, as the model was given them."""
     tensors: list[Tensor]
+
+
+class PiecesAnswer(Answer):
+    """Entries of a vocabulary, as they are written there."""
+
+    pieces: list[str]
 
 
 class BeamsRequest(SearchRequest):
@@ -225,6 +236,8 @@ class Beam(Answer):
     """Its number in the list; -1 where nothing was said yet."""
     step: int
     token: str
+    text: str
+    """All that it says; special tokens say nothing."""
     log_prob: float
     """Of the token alone."""
     total: float

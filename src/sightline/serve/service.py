@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from starlette.requests import Request
 
 from sightline.config import ServeConfig
-from sightline.engine import Engine, Translation
+from sightline.engine import Engine, Reader, Translation
 from sightline.serve.models import Models
 from sightline.serve.observe import Metrics
 from sightline.serve.problems import Problem
@@ -29,7 +29,7 @@ class Remembered(NamedTuple):
     """A trace that can be asked for."""
 
     trace: Trace
-    engine: Engine
+    engine: Engine | Reader
     bytes: int
     """About so many."""
 
@@ -42,11 +42,11 @@ class Traces:
         self._memory = memory * 2**30
         self._traces: OrderedDict[str, Remembered] = OrderedDict()
 
-    def add(self, trace: Trace, engine: Engine) -> str:
+    def add(self, trace: Trace, engine: Engine | Reader) -> str:
         """Remember one, and forget the oldest if that is too many."""
         config = engine.model.config
         tokens = sum(map(len, trace.tokens.values()))
-        layers = config.encoder.layers + config.decoder.layers
+        layers = sum(stack.layers for stack in config.stacks.values())
         size = tokens * config.d_model * layers * 4 * 30  # some thirty vectors for each token in each layer
         while self._traces and sum(one.bytes for one in self._traces.values()) + size > self._memory:
             self._traces.popitem(last=False)
@@ -70,7 +70,7 @@ class Service:
         self.traces = Traces(config.trace_memory)
         self.workers: dict[str, Worker] = {}
 
-    def worker(self, engine: Engine) -> Worker:
+    def worker(self, engine: Engine | Reader) -> Worker:
         """The thread of the device that a model is on. A GPU has one search at a time: it is over soon."""
         device = engine.model.classifier.weight.device
         if str(device) not in self.workers:
@@ -128,7 +128,7 @@ class Service:
         finally:
             job.gone = True
 
-    async def call(self, request: Request, engine: Engine, work: Callable[[], T]) -> T:
+    async def call(self, request: Request, engine: Engine | Reader, work: Callable[[], T]) -> T:
         """What `work` gives, which the thread of the model does."""
         try:
             future = asyncio.wrap_future(self.worker(engine).call(work))

@@ -30,7 +30,7 @@ __all__ = ["Event", "Job", "QueueFullError", "Served", "Worker"]
 T = TypeVar("T")
 SHORT = 16
 """Tokens of a source up to which it does not matter how long the others are."""
-OVERDUE = 0.05
+OVERDUE = 0.25
 """Seconds after which one who waits is searched for beside those that are running."""
 TURNS = 4
 """Batches that take turns, at most."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sightline.errors import TraceError
 from sightline.trace.record import Trace, Traced, labels
 
-__all__ = ["PIECE", "PackedTrace", "pack", "read", "write"]
+__all__ = ["PIECE", "PackedTrace", "numbers", "pack", "read", "write"]
 
 MAGIC = b"SIGHTLN\x01"
 HEADER = struct.Struct("<8sQ")  # magic, bytes of manifest
@@ -58,7 +58,7 @@ def write(
     offset = 0
     for name in trace.names() if names is None else names:
         traced = trace[name]
-        kind, data = _buffer(traced.numpy(), dtype)
+        kind, data = numbers(traced.numpy(), dtype)
         entry = {"name": name, "axes": list(traced.axes), "shape": list(traced.values.shape), "dtype": kind}
         tensors.append({**entry, "offset": offset, "bytes": len(data)})
         buffers.append(data + b"\0" * (-len(data) % ALIGNMENT))
@@ -74,7 +74,8 @@ def write(
     to.writelines(buffers)
 
 
-def _buffer(values: NDArray[np.float32], dtype: str) -> tuple[str, bytes]:
+def numbers(values: NDArray[np.float32], dtype: str) -> tuple[str, bytes]:
+    """The plain numbers of a tensor, row by row, and whether they are "f32" or "f16"."""
     finite = values[np.isfinite(values)]
     if dtype == "f16" and finite.size and np.abs(finite).max() > np.finfo(np.float16).max:
         dtype = "f32"

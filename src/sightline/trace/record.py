@@ -72,6 +72,8 @@ class Trace:
 
     tokens: dict[str, list[str]] = field(default_factory=dict)
     """The words of one sentence, where the caller gives them: "source" and "target"."""
+    ids: dict[str, list[int]] = field(default_factory=dict)
+    """The numbers that the model was given for them."""
     _model: nn.Module | None = None
     _entries: dict[str, list[_Entry]] = field(default_factory=dict)
     _checks: list[tuple[str, Callable[[], tuple[Tensor, Tensor]]]] = field(default_factory=list)

@@ -178,5 +178,9 @@ export function carrier(about: Manifest): Carrier {
       const model = encodeURIComponent(about.model);
       return floats(await ask(`/v1/models/${model}/weights/${encodeURIComponent(parameter)}${which}`));
     },
+    async pieces(ids: number[]) {
+      const query = new URLSearchParams(ids.map((id) => ["ids", String(id)]));
+      return (await json<{ pieces: string[] }>(`/v1/models/${encodeURIComponent(about.model)}/pieces?${query}`)).pieces;
+    },
   };
 }

@@ -16,6 +16,7 @@ class Session {
   /** Milliseconds from asking for the trace until it was told. */
   took = $state(0);
   private asked = "";
+  private renewed: Trace | null = null;
   private leave: AbortController | null = null;
 
   get model(): api.Model | undefined {
@@ -38,6 +39,7 @@ class Session {
         throw error;
       }
       if (error.gone) this.lost();
+      else if (error.status === 404 && this.trace && this.trace !== this.renewed) this.renew();
       else this.problem = error.message;
       return undefined;
     }
@@ -73,6 +75,13 @@ class Session {
       this.asked = "";
       if (this.problem) this.trace = null;
     }
+  }
+
+  /** A server that was started anew, or had many visitors, has forgotten the trace: it is asked for once more. */
+  private renew(): void {
+    this.renewed = this.trace;
+    this.asked = "";
+    this.look();
   }
 
   private lost(): void {

@@ -43,7 +43,8 @@ export interface ModelConfig {
 export interface Manifest {
   id: string;
   model: string;
-  target: string;
+  /** What the model wrote; nothing, if it only reads. */
+  target: string | null;
   tokens: Partial<Record<Side, string[]>>;
   ids: Partial<Record<Side, number[]>>;
   config: ModelConfig;
@@ -57,6 +58,8 @@ export interface Carrier {
   row(name: string, row: number): Promise<Float32Array>;
   /** A row of a weight matrix, or a whole bias. */
   weights(parameter: string, row?: number): Promise<Float32Array>;
+  /** How entries of the vocabulary are written. */
+  pieces(ids: number[]): Promise<string[]>;
 }
 
 const MAGIC = [0x53, 0x49, 0x47, 0x48, 0x54, 0x4c, 0x4e, 1]; // SIGHTLN, version 1
@@ -149,6 +152,10 @@ export class Trace {
     const key = `weights ${parameter} ${row ?? ""}`;
     if (!this.rows.has(key)) this.keep(this.rows, key, this.carrier.weights(parameter, row));
     return this.rows.get(key)!;
+  }
+
+  pieces(ids: number[]): Promise<string[]> {
+    return this.carrier.pieces(ids);
   }
 
   /** What failed is asked for again the next time. */

@@ -20,7 +20,7 @@ export interface View extends Search {
   open: string;
   /** Glass: heads that are shown there, 0-2-5; empty: the first. */
   heads: string;
-  /** Glass: the key that is looked at. */
+  /** Glass: the key that is looked at; -1: the one that gets most. */
   key: number;
   /** Glass: the number that is explained, name@1,2,3. */
   why: string;
@@ -50,7 +50,7 @@ export const FIRST: View = {
   word: "",
   open: "",
   heads: "",
-  key: 0,
+  key: -1,
   why: "",
   step: -1,
   node: -1,
@@ -66,7 +66,7 @@ const BOUNDS: Partial<Record<keyof View, [number, number]>> = {
   top_p: [0.01, 1],
   seed: [0, 2 ** 31 - 1],
   step: [-1, 1e6],
-  key: [0, 1e6],
+  key: [-1, 1e6],
   node: [-1, 1e6],
 };
 const WHOLE = new Set<keyof View>(["beam", "top_k", "seed", "step", "key", "node"]);
@@ -119,7 +119,7 @@ export function go(change: Partial<View>, how: "push" | "replace" = "push"): voi
 }
 
 /** Another sentence: what was looked at in the last one is gone. */
-export const LOOKING = { word: "", why: "", step: -1, key: 0, node: -1, target: "", prefix: "" } satisfies Partial<View>;
+export const LOOKING = { word: "", why: "", step: -1, key: -1, node: -1, target: "", prefix: "" } satisfies Partial<View>;
 
 export const searchOf = (from: View): Search => ({
   beam: from.beam,

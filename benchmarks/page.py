@@ -1,0 +1,207 @@
+"""How quick the page is, in a real browser: first picture, a new sentence, pointing at words, long sentences, sizes.
+
+    python benchmarks/page.py MODEL [--large MODEL] [--chromium PATH]
+
+MODEL is a folder that `sightline train` or `sightline import` wrote; LARGE one with 6 layers and 8 heads (OPUS-MT), for
+what depends on how much there is to draw. Needs Chromium and the development dependencies. The server, the browser and
+this script share the machine's cores.
+"""
+
+import argparse
+import contextlib
+import gzip
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from common import keep, where
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from sightline.serve.page import STATIC
+
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+WORDS = ["the", "old", "man", "and", "his", "dog", "walk", "along", "the", "river", "and", "look", "at", "the", "boats"]
+GOALS = {
+    "first picture, ms": 1000,
+    "new sentence: after its trace, ms": 300,
+    "new sentence: in all, ms": 1000,
+    "pointing at 64 tokens, frames a second": 55,
+    "longest frame at 128 tokens, ms": 200,
+    "JavaScript, kB gzipped": 200,
+    "overview of 30 tokens, MB": 0.3,
+}
+"""At most; of frames a second, at least."""
+
+# Runs before the page's own code: notes when the pictures of all heads are drawn, and how long frames take.
+WATCH = """
+window.bench = { drawn: 0, text: "", frames: [], arrived: 0 };
+let last = performance.now();
+function look(now) {
+  bench.frames.push(now - last);
+  last = now;
+  const pictures = [...document.querySelectorAll(".head canvas")];
+  const words = [...document.querySelectorAll(".word")].map((one) => one.textContent).join(" ");
+  const full = pictures.length > 0 && pictures.filter((one) => one.width !== 300).length === pictures.length;
+  if (full && words !== bench.text) { bench.text = words; bench.drawn = performance.now(); }
+  requestAnimationFrame(look);
+}
+requestAnimationFrame(look);
+new PerformanceObserver((list) => {
+  for (const one of list.getEntries()) if (one.name.endsWith("/v1/trace")) bench.arrived = one.responseEnd;
+}).observe({ type: "resource", buffered: true });
+"""
+
+
+def sentence(tokens: int) -> str:
+    """About so many tokens."""
+    return " ".join(WORDS[i % len(WORDS)] for i in range(tokens)) + "."
+
+
+@contextlib.contextmanager
+def serving(model: Path) -> Iterator[str]:
+    """A service, as a user starts it."""
+    command = [sys.executable, "-m", "sightline.cli.main", "serve", f"model={model}", "--port", "0"]
+    command += ["--set=max_traced=1024"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # noqa: S603
+    try:
+        assert process.stderr
+        for line in process.stderr:
+            if found := re.search(r"at (http://\S+)$", line):
+                yield found[1]
+                break
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def opened(browser: Browser, url: str, text: str, **more: str) -> Page:
+    """The glass with a sentence."""
+    page = browser.new_context(viewport={"width": 1400, "height": 1000}).new_page()
+    page.add_init_script(WATCH)
+    page.goto(f"{url}/?{urllib.parse.urlencode({'room': 'glass', 'text': text, **more})}")
+    page.wait_for_function("bench.drawn > 0", timeout=60_000)
+    return page
+
+
+def small(browser: Browser, url: str, rounds: int) -> dict[str, float]:
+    """First picture, and a new sentence."""
+    opened(browser, url, sentence(19)).context.close()  # the model is warm
+    firsts, after, whole = [], [], []
+    for i in range(rounds):
+        page = opened(browser, url, sentence(19))
+        firsts.append(page.evaluate("bench.drawn"))
+        began = page.evaluate("performance.now()")
+        was = page.evaluate("bench.drawn")
+        page.fill("input[type=text]", sentence(18) + f" {WORDS[i]}")
+        page.wait_for_function(f"bench.drawn > {was}")
+        after.append(page.evaluate("bench.drawn - bench.arrived"))
+        whole.append(page.evaluate("bench.drawn") - began)
+        page.context.close()
+    return {
+        "first picture, ms": round(statistics.median(firsts)),
+        "new sentence: after its trace, ms": round(statistics.median(after)),
+        "new sentence: in all, ms": round(statistics.median(whole)),
+    }
+
+
+def pointing(page: Page, seconds: float) -> list[float]:
+    """Milliseconds of each frame while the pointer goes along the words."""
+    boxes = [box for one in page.query_selector_all(".word")[:64] if (box := one.bounding_box())]
+    page.evaluate("bench.frames.length = 0")
+    steps = int(seconds * 60)
+    for step in range(steps):
+        box = boxes[step % len(boxes)]
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    frames: list[float] = page.evaluate("bench.frames.slice(1)")
+    return frames
+
+
+def large(browser: Browser, url: str) -> dict[str, Any]:
+    """What depends on how much there is to draw."""
+    page = opened(browser, url, sentence(62), target=sentence(62))
+    frames = pointing(page, 4)
+    page.context.close()
+    longest = 0.0
+    page = opened(browser, url, sentence(126), target=sentence(126))
+    page.wait_for_timeout(300)
+    longest = max([longest, *pointing(page, 3)])
+    page.evaluate("bench.frames.length = 0")
+    page.locator(".head").first.click()
+    page.wait_for_selector(".cells canvas")
+    page.wait_for_timeout(500)
+    longest = max([longest, *page.evaluate("bench.frames")])
+    page.context.close()
+    page = opened(browser, url, sentence(500), target=sentence(500))
+    page.wait_for_timeout(1000)
+    works = len(page.query_selector_all(".word")) > 900
+    many = pointing(page, 2)
+    page.context.close()
+    return {
+        "pointing at 64 tokens, frames a second": round(1000 * len(frames) / sum(frames), 1),
+        "longest frame at 128 tokens, ms": round(longest),
+        "512 tokens": "works" if works else "does not work",
+        "longest frame at 512 tokens, ms": round(max(many)),
+    }
+
+
+def overview(browser: Browser, url: str) -> float:
+    """Megabytes that the pictures of 30 tokens take."""
+    page = browser.new_context().new_page()
+    sizes: list[int] = []
+
+    def note(response: Any) -> None:
+        if "probabilities" in response.url:
+            sizes.append(len(response.body()))
+
+    page.on("response", note)
+    text = sentence(28)
+    page.goto(f"{url}/?{urllib.parse.urlencode({'room': 'glass', 'text': text, 'target': text})}")
+    page.wait_for_selector(".head canvas")
+    page.wait_for_timeout(1500)
+    page.context.close()
+    return round(sum(sizes) / 1e6, 3)
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--large", type=Path, help="without, MODEL")
+    parser.add_argument("--chromium", default=os.environ.get("CHROMIUM") or shutil.which("chromium"))
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    scripts = sum(len(gzip.compress(path.read_bytes())) for path in (STATIC / "assets").glob("*.js"))
+    found: dict[str, Any] = {"JavaScript, kB gzipped": round(scripts / 1000, 1)}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=options.chromium, args=QUIET)
+        version = browser.version
+        with serving(options.model) as url:
+            found |= small(browser, url, options.rounds)
+        with serving(options.large or options.model) as url:
+            found["overview of 30 tokens, MB"] = overview(browser, url)
+            found |= large(browser, url)
+        browser.close()
+    for name, value in found.items():
+        goal = GOALS.get(name)
+        met = "" if goal is None else f"(goal {goal}: {'met' if _met(name, value, goal) else 'MISSED'})"
+        print(f"{name:<44}{value}  {met}")
+    settings = {"model": options.model.name, "large": (options.large or options.model).name, "chromium": version}
+    met = {name: _met(name, found[name], goal) for name, goal in GOALS.items()}
+    print(
+        f"kept in {keep('page', {'where': where('fastapi'), 'settings': settings, 'results': found, 'goals met': met})}"
+    )
+
+
+def _met(name: str, value: float, goal: float) -> bool:
+    return value >= goal if "frames a second" in name else value <= goal
+
+
+if __name__ == "__main__":
+    main()

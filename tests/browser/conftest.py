@@ -1,0 +1,72 @@
+"""The real page, from the real server, in a real browser."""
+
+import os
+import shutil
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+from serving import serving
+from sightline.serve.page import STATIC
+from taught import taught
+
+__all__ = ["taught"]
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+
+
+@pytest.fixture(scope="session")
+def server(taught):
+    assert (STATIC / "index.html").exists(), "the page is not built; run make web"
+    with serving(f"taught={taught}", "--engine", "torch") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if not CHROMIUM:
+        pytest.skip("there is no Chromium here; install it, or name it by CHROMIUM=PATH")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """A tab, and what went wrong in it. Nothing may be asked of another host."""
+
+    def __init__(self, browser, url, **options):
+        self.context = browser.new_context(**{"viewport": {"width": 1400, "height": 1000}, **options})
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(20_000)
+        self.url, self.wrong, self.allowed = url, [], []
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("console", lambda said: self.wrong.append(said.text) if said.type == "error" else None)
+        self.page.on("request", self._asked)
+
+    def _asked(self, request):
+        if not request.url.startswith((self.url, "data:", "blob:")):
+            self.wrong.append(f"asked {request.url}")
+
+    def go(self, address=""):
+        self.page.goto(f"{self.url}/{address}")
+        return self.page
+
+    def close(self):
+        self.context.close()
+        assert [one for one in self.wrong if not any(part in one for part in self.allowed)] == []
+
+
+@pytest.fixture
+def visit(browser, server):
+    """Opens a tab: visit(width=390, color_scheme="dark")."""
+    tabs = []
+
+    def open_tab(width=1400, height=1000, url=None, **options):
+        tabs.append(Visit(browser, url or server.url, viewport={"width": width, "height": height}, **options))
+        return tabs[-1]
+
+    yield open_tab
+    for tab in tabs:
+        tab.close()

@@ -1,0 +1,39 @@
+"""What is committed is what the sources build; the page's own checks and tests pass."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sightline.serve.page import STATIC
+
+WEB = Path(__file__).parents[2] / "web"
+pytestmark = pytest.mark.skipif(
+    not shutil.which("npm") or not (WEB / "node_modules").exists(), reason="needs npm, and npm ci in web"
+)
+
+
+def npm(*arguments):
+    done = subprocess.run(["npm", "run", *arguments], cwd=WEB, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_page_that_ships_is_the_one_that_is_built(tmp_path):
+    npm("build", "--", "--outDir", str(tmp_path / "built"))
+    built, shipped = files(tmp_path / "built"), files(STATIC)
+    assert built.keys() == shipped.keys()
+    assert [name for name in built if built[name] != shipped[name]] == []
+
+
+def test_types_are_right():
+    npm("check")
+
+
+def test_units():
+    npm("test")

@@ -1,0 +1,152 @@
+"""The glass, by mouse and by keyboard: figure 1 with the sentence's own numbers."""
+
+import urllib.parse
+
+import numpy as np
+import pytest
+
+import sightline
+
+TEXT, TARGET = "The animal was too tired.", "Das Tier war zu müde."
+
+
+def address(**view):
+    return "?" + urllib.parse.urlencode({"room": "glass", "text": TEXT, "target": TARGET, **view})
+
+
+@pytest.fixture(scope="module")
+def trace(taught):
+    return sightline.load(taught, device="cpu", engine="torch").trace(TEXT, TARGET)
+
+
+def drawn(page):
+    page.locator(".head canvas").first.wait_for()
+    page.wait_for_function("[...document.querySelectorAll('.head canvas')].every((one) => one.width !== 300)")
+
+
+def test_all_heads_of_all_attentions_are_drawn_with_their_weights(visit, trace):
+    page = visit().go(address())
+    drawn(page)
+    names = [name for name in trace.names() if name.endswith("_attention.probabilities")]
+    assert page.locator(".head canvas").count() == sum(trace[name].values.shape[0] for name in names)
+    pictures = page.evaluate(
+        """() => [...document.querySelectorAll(".heads")].map((one) => {
+          const canvas = one.querySelector("canvas");
+          const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+          return { wide: canvas.width, high: canvas.height, data: [...data].filter((_, i) => i % 4 === 0) };
+        })"""
+    )
+    # From top to bottom: the encoder's layers, the last first; then the decoder's, in each cross-attention above.
+    shown = [f"encoder.layers.{i}.self_attention" for i in (1, 0)]
+    shown += [f"decoder.layers.{i}.{kind}_attention" for i in (1, 0) for kind in ("cross", "self")]
+    for name, picture in zip(shown, pictures, strict=True):
+        weights = trace[f"{name}.probabilities"].numpy()[0]
+        assert (picture["high"], picture["wide"]) == weights.shape
+        reds = np.array(picture["data"], float).reshape(weights.shape)  # less of it, the heavier the weight
+        expected = 255 + (0x2F - 255) * np.sqrt(weights)
+        assert np.abs(reds - expected).max() <= 1.5
+
+
+def test_pointing_at_a_word_follows_it_everywhere(visit, trace):
+    page = visit().go(address())
+    drawn(page)
+    word = page.get_by_role("group", name="it writes").get_by_role("button").nth(3)
+    word.hover()
+    rows = page.evaluate(
+        "[...document.querySelectorAll('.heads.row')].map((one) => one.style.getPropertyValue('--row'))"
+    )
+    assert rows == ["3"] * 4  # the decoder's attentions to itself and to the source, two of each
+    shades = page.evaluate(
+        """() => [...document.querySelectorAll("[aria-label='it reads'] .word")].map((one) => Number(one.style.getPropertyValue("--shade")))"""
+    )
+    cross = [trace[f"decoder.layers.{i}.cross_attention.probabilities"].numpy()[:, 3] for i in (0, 1)]
+    mean = np.concatenate(cross).mean(0)
+    assert np.abs(np.array(shades) - mean / mean.max()).max() < 2e-3
+
+
+def test_a_head_unfolds_where_it_stands_down_to_one_number(visit, trace):
+    tab = visit()
+    page = tab.go(address(word="t3"))
+    drawn(page)
+    layer = page.get_by_role("article", name="decoder layer 2")
+    layer.get_by_role("button", name="Head 2").first.click()
+    page.get_by_text("asks, head 2").wait_for()
+    path = "decoder.layers.1.cross_attention"
+    weights = trace[f"{path}.probabilities"].numpy()[1, 3]
+    cells = layer.get_by_role("button", name="probabilities")
+    shown = [float(text.replace("\u2212", "-")) for text in cells.all_inner_texts()]
+    assert np.abs(np.array(shown) - weights).max() < 1e-4
+    cells.nth(int(weights.argmax())).click()
+    panel = page.get_by_role("region", name="Where a number comes from")
+    panel.wait_for()
+    assert panel.get_attribute("data-kind") == "softmax"
+    panel.get_by_role("button").nth(1).click()  # the first score that it comes from
+    page.wait_for_selector("[data-kind=mask]")
+    page.go_back()
+    page.wait_for_selector("[data-kind=softmax]")
+    page.keyboard.press("Escape")
+    assert panel.count() == 0
+
+
+def test_everything_is_reached_by_keyboard(visit):
+    page = visit().go(address())
+    drawn(page)
+    words = page.get_by_role("group", name="it reads").get_by_role("button")
+    words.first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert "word=s2" in page.url
+    page.get_by_role("article", name="encoder layer 1").get_by_role("button", name="Self-attention").focus()
+    page.keyboard.press("Enter")
+    matrix = page.get_by_role("application")
+    matrix.wait_for()
+    matrix.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    assert "word=s3" in page.url
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[data-kind=softmax]")
+    strip = page.get_by_role("slider", name="Concat")
+    strip.focus()
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")
+    page.wait_for_selector('[data-node$=".concat"]')
+    assert strip.get_attribute("aria-valuenow") == strip.get_attribute("aria-valuemax")
+
+
+def test_the_clock_shows_each_step_and_what_is_reused(visit, trace):
+    page = visit().go(address())
+    drawn(page)
+    clock = page.get_by_role("slider", name="Step")
+    last = 2 + 1 + len(trace.tokens["target"])
+    assert clock.get_attribute("max") == str(last)
+    clock.focus()
+    page.keyboard.press("Home")
+    assert "Nothing is computed yet" in page.locator(".says").inner_text()
+    for _ in range(5):
+        page.get_by_role("button", name="One step on").click()
+    assert "step=5" in page.url
+    assert "Keys and values of 1 earlier token are reused" in page.locator(".says").inner_text()
+    assert page.get_by_role("group", name="it writes").locator(".ahead").count() == len(trace.tokens["target"]) - 2
+    page.get_by_role("button", name="Play").click()
+    page.get_by_text("All is computed").wait_for()
+    assert "step=" not in page.url
+
+
+@pytest.mark.parametrize("part", ["output", "decoder.embedding", "encoder.layers.0.feed_forward", "decoder.norm"])
+def test_every_box_opens(visit, part):
+    page = visit().go(address(open=part, word="t2"))
+    page.locator(".body").wait_for()
+    page.wait_for_function("!document.querySelector('.body [aria-busy]')")
+    assert page.locator(".body").get_by_role("slider").or_(page.locator(".body td")).count() >= 2
+
+
+def test_the_output_shows_the_likeliest_words(visit, trace):
+    page = visit().go(address(open="output", word="t2"))
+    page.locator(".body tbody tr").nth(9).wait_for()
+    shown = [float(text) for text in page.get_by_role("button", name="probability").all_inner_texts()]
+    best = np.sort(trace["probabilities"].numpy()[2])[::-1][: len(shown)]
+    assert np.abs(np.array(shown) - best).max() < 1e-3
+    entries = page.locator(".body tbody th").all_inner_texts()
+    assert trace.tokens["target"][3].removeprefix("▁") in entries

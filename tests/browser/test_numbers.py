@@ -1,0 +1,128 @@
+"""Every number on the page is one the model computed, and comes from the numbers shown beside it."""
+
+import math
+import random
+import re
+import urllib.parse
+from pathlib import Path
+
+import pytest
+
+import sightline
+
+TEXT, TARGET = "The animal was too tired.", "Das Tier war zu müde."
+WEB = Path(__file__).parents[2] / "web"
+
+
+@pytest.fixture(scope="module")
+def trace(taught):
+    return sightline.load(taught, device="cpu", engine="torch").trace(TEXT, TARGET)
+
+
+def number(text):
+    plain = text.strip().replace("\u2212", "-").replace("∞", "inf")
+    return float(plain)
+
+
+def shown(value):
+    """How far what is written may be from what it stands for: half of its last digit, and as much again for luck."""
+    return max(1e-4, abs(value) * 1e-3) if abs(value) < 1e-3 or abs(value) >= 1e5 else 1e-4
+
+
+def address(why):
+    return "?" + urllib.parse.urlencode({"room": "glass", "text": TEXT, "target": TARGET, "why": why})
+
+
+READ = """() => {
+  const panel = document.querySelector("[data-node]");
+  const text = (element) => element.innerText;
+  return {
+    kind: panel.dataset.kind,
+    result: text(panel.querySelector("[data-part=result]")),
+    also: [...panel.querySelectorAll("[data-part=also]")].map((one) => [one.dataset.label, text(one.querySelector("dd"))]),
+    rows: [...panel.querySelectorAll("[data-part=row]")].map((one) => [...one.querySelectorAll("td")].map(text)),
+  };
+}"""
+
+SHOW = """(address) => {
+  history.pushState(null, "", address);
+  dispatchEvent(new PopStateEvent("popstate"));
+}"""
+
+
+def read_panel(page, name, at):
+    """What the page says of one number."""
+    why = f"{name}@{','.join(map(str, at))}"
+    page.evaluate(SHOW, address(why))
+    page.wait_for_selector(f'[data-node="{name}"][data-at="{",".join(map(str, at))}"]')
+    found = page.evaluate(READ)
+    also = {label: number(value) for label, value in found["also"]}
+    rows = [[number(cell) for cell in row] for row in found["rows"]]
+    return found["kind"], number(found["result"]), also, rows
+
+
+def again(kind, also, rows):
+    """The number, computed from what is shown beside it; and how far rounding may have led it away."""
+    values = list(also.values())
+    match kind:
+        case "dot":
+            for a, b, product in rows:
+                assert abs(a * b - product) <= 1e-3 * max(1.0, abs(a), abs(b))
+            return sum(row[2] for row in rows) + sum(values), 1e-4 * math.sqrt(len(rows))
+        case "sum":
+            return sum(values), 2e-4
+        case "product":
+            return math.prod(values), 1e-4 * max(map(abs, values))
+        case "quotient":
+            return values[0] / values[1], 1e-4
+        case "softmax":
+            if rows:
+                most = max(score for score, _ in rows)
+                for score, power in rows:
+                    assert abs(math.exp(score - most) - power) <= 2e-4
+                assert abs(sum(power for _, power in rows) - also["of all together"]) <= 1e-4 * len(rows)
+            return also["of this one"] / also["of all together"], 1e-4
+        case "mask":
+            return -math.inf if "hidden" in also else also["scaled score"], 1e-4
+        case "norm":
+            x, mean, variance = also["x"], also["μ"], also["σ²"]
+            root = math.sqrt(variance + also["ε"])
+            return also["γ"] * (x - mean) / root + also["β"], 3e-4 * max(1.0, 1 / root)
+        case "mean":
+            return sum(row[0] for row in rows) / len(rows), 1e-4
+        case "variance":
+            for x, square in rows:
+                assert abs((x - also["μ"]) ** 2 - square) <= 4e-4 * max(1.0, abs(x))
+            return sum(row[1] for row in rows) / len(rows), 1e-4
+        case "activation":
+            return max(values[0], 0.0), 1e-4
+        case "wave":
+            (label, position), (_, timescale) = also.items()
+            return (math.sin if "(sine)" in label else math.cos)(position / timescale), 1e-3
+        case "weight" | "same":
+            return values[0], 1e-4
+    raise AssertionError(kind)
+
+
+def test_every_number_comes_from_the_numbers_beside_it(visit, trace):
+    """Of every tensor of the trace some numbers: shown as the engine has them, and derived from what is shown."""
+    page = visit().go(address("decoder.output@0,0"))
+    chance, kinds = random.Random(7), set()
+    for name in trace.names():
+        values = trace[name].values
+        for _ in range(2):
+            at = [chance.randrange(size) for size in values.shape]
+            kind, result, also, rows = read_panel(page, name, at)
+            real = values[tuple(at)].item()
+            kinds.add(kind)
+            assert result == real or abs(result - real) <= shown(real), (name, at)
+            derived, rounding = again(kind, also, rows)
+            assert derived == result or abs(derived - result) <= rounding + shown(result), (name, at, kind)
+    assert kinds >= {"dot", "sum", "product", "quotient", "softmax", "mask", "norm", "mean", "variance", "wave", "same"}
+
+
+def test_no_number_of_the_page_is_drawn_by_chance():
+    sources = [path for path in (WEB / "src").rglob("*") if path.suffix in (".ts", ".svelte")]
+    assert sources
+    for path in sources:
+        assert not re.search(r"Math\.random|getRandomValues|randomUUID", path.read_text("utf-8")), path
