@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { Beam } from "./api";
-import { apart, bestWay, END, fate, grow, path, place, rowsOf, says, summary, walk } from "./tree";
+import { apart, bestWay, END, fate, grow, path, place, rowsOf, summary, walk } from "./tree";
 
 /** A search with made-up numbers: each step takes the best `2 * beam + 1`, as the real one does. */
 function search(beam: number, length: number, seed = 1): Beam[] {
@@ -26,7 +26,7 @@ function search(beam: number, length: number, seed = 1): Beam[] {
         living.push(beams.length);
       }
       const score = fate === "ended" ? one.total / (step + 1) : undefined;
-      beams.push({ ...one, text: undefined as unknown as string, fate, score });
+      beams.push({ ...one, text: "", fate, score });
     });
   }
   return beams;
@@ -123,12 +123,6 @@ describe("the tree", () => {
     expect(path(tree, 6)).toEqual([0, 3, 6]);
     expect(tree.ended).toEqual([6, 7]);
     expect(rows).toEqual([0, 1, 2, 0, 1, 2, 0, 2, 1]);
-  });
-
-  it("says what was said so far", () => {
-    expect(says(tree, 3)).toBe("Bonjour");
-    expect(says(tree, 7)).toBe("Salut !");
-    expect(says(grow([{ ...SMALL[0], text: "Bon !" }]), 0)).toBe("Bon !");
   });
 
   it("is walked by arrows, and stays where there is nothing", () => {

@@ -49,14 +49,6 @@ export function path({ beams }: Tree, at: number): number[] {
 /** From the first token of the best answer to its end. */
 export const bestWay = (tree: Tree) => (tree.ended.length ? path(tree, tree.ended[0]) : []);
 
-/** What a hypothesis says so far. */
-export function says(tree: Tree, at: number): string {
-  const known: string | undefined = tree.beams[at].text;
-  if (known !== undefined) return known;
-  const tokens = path(tree, at).map((one) => tree.beams[one].token);
-  return tokens.filter((token) => token !== END).join("").replace(/[▁Ġ]/g, " ").trim();
-}
-
 /** How many tokens a length penalty counts: all of them, the end too. */
 export const lengthOf = (beam: Beam) => beam.step + 1;
 

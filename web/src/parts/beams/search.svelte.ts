@@ -38,8 +38,10 @@ class Searching {
     this.asked = asked;
     this.problem = "";
     this.waiting = wish.text !== "";
-    if (!this.waiting) this.found = this.free = null;
-    if (!this.waiting) return;
+    if (!this.waiting) {
+      this.found = this.free = null;
+      return;
+    }
     if (!first) await new Promise((rest) => setTimeout(rest, REST));
     if (signal.aborted) return;
     const both = await session.reach(() => this.both(wish, signal));
@@ -56,7 +58,7 @@ class Searching {
     const alone = { ...wish, prefix: "" };
     try {
       if (!wish.prefix) {
-        const found = await this.one(wish, signal);
+        const found = this.known(wish) ?? (await this.one(wish, signal));
         return [found, found];
       }
       return await Promise.all([this.one(wish, signal), this.known(alone) ?? this.one(alone, signal)]);
