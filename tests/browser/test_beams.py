@@ -1,0 +1,75 @@
+"""The room of beams: the search as a tree, its numbers, and what can be done with it."""
+
+import urllib.parse
+
+import pytest
+
+import sightline
+
+TEXT = "The animal was too tired."
+
+
+def address(**view):
+    return "?" + urllib.parse.urlencode({"room": "beams", "text": TEXT, "beam": 3, **view})
+
+
+def number(text):
+    return float(text.replace("\u2212", "-"))
+
+
+@pytest.fixture(scope="module")
+def tree(taught):
+    return sightline.load(taught, device="cpu", engine="torch").beams(TEXT, beam=3, nbest=3, length_penalty=0.6)
+
+
+def test_the_tree_is_the_search(visit, tree, taught):
+    page = visit().go(address(length_penalty=0.6))
+    page.locator("[data-node]").first.wait_for()
+    assert page.locator("[data-node]").count() == len(tree.nodes)
+    page.get_by_role("button", name="As a table").click()
+    rows = page.locator("main table tbody tr")
+    rows.first.wait_for()
+    assert rows.count() == len(tree.nodes)
+    assert "table=1" in page.url
+
+
+def test_scores_are_the_totals_by_their_lengths(visit, tree):
+    page = visit().go(address(length_penalty=0.6))
+    page.locator("[data-formula=score]").first.wait_for()
+    shown = page.evaluate(
+        """() => [...document.querySelectorAll("[data-formula=score]")].map(
+          (one) => [...one.querySelectorAll("[data-value]")].map((value) => value.innerText))"""
+    )
+    for formula in shown:
+        total, length, alpha, score = map(number, formula)
+        assert abs(total / length**alpha - score) <= 1e-3
+    ended = sorted((node.score for node in tree.nodes if node.fate == "ended"), reverse=True)
+    listed = {number(formula[3]) for formula in shown}  # the best is told twice
+    assert sorted(listed, reverse=True) == pytest.approx(ended, abs=1e-4)
+
+
+def test_a_branch_is_forced_and_the_search_goes_on_from_it(visit):
+    page = visit().go(address())
+    page.locator("[data-node]").first.wait_for()
+    page.get_by_role("tree").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    assert "node=" in page.url
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.textContent").strip() == "Go on from here"
+    page.keyboard.press("Enter")
+    page.locator(".forced p").wait_for()
+    assert "prefix=" in page.url
+    assert "left alone" in page.locator(".forced").inner_text().lower()
+    page.go_back()
+    page.locator(".forced p").wait_for(state="detached")
+
+
+def test_a_hypothesis_opens_in_the_glass(visit):
+    page = visit().go(address(node=4))
+    page.get_by_role("button", name="Look inside").click()
+    page.locator(".head canvas").first.wait_for()
+    view = dict(urllib.parse.parse_qsl(urllib.parse.urlparse(page.url).query))
+    assert view["room"] == "glass"
+    assert view["target"]
+    assert view["word"].startswith("t")
