@@ -52,17 +52,15 @@ def test_pointing_at_a_word_follows_it_everywhere(visit, trace):
     drawn(page)
     word = page.get_by_role("group", name="it writes").get_by_role("button").nth(3)
     word.hover()
-    rows = page.evaluate(
-        "[...document.querySelectorAll('.heads.row')].map((one) => one.style.getPropertyValue('--row'))"
-    )
-    assert rows == ["3"] * 4  # the decoder's attentions to itself and to the source, two of each
+    rows = page.evaluate("[...document.querySelectorAll('.heads .frame')].map((one) => one.dataset.row)")
+    assert rows == ["-1"] * 2 + ["3"] * 4  # not the encoder's; the decoder's to itself and to the source
     shades = page.evaluate(
         """() => [...document.querySelectorAll("[aria-label='it reads'] .word")].map(
           (one) => Number(one.style.getPropertyValue("--shade")))"""
     )
     cross = [trace[f"decoder.layers.{i}.cross_attention.probabilities"].numpy()[:, 3] for i in (0, 1)]
     mean = np.concatenate(cross).mean(0)
-    assert np.abs(np.array(shades) - mean / mean.max()).max() < 2e-3
+    assert np.abs(np.array(shades) - mean / mean.max()).max() < 6e-3
 
 
 def test_a_head_unfolds_where_it_stands_down_to_one_number(visit, trace):

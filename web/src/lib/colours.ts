@@ -39,31 +39,51 @@ export function fromHex(hex: string): Rgb {
   return [value >> 16, (value >> 8) & 255, value & 255];
 }
 
-/** Weights of an attention as a picture, a pixel a cell; where there are more than `most` a side, the largest of each block. */
-export function picture(
-  data: Float32Array,
-  rows: number,
-  columns: number,
-  colour: (value: number) => Rgb,
-  most = 128,
-): ImageData {
-  const high = Math.min(rows, most);
-  const wide = Math.min(columns, most);
-  const image = new ImageData(Math.max(wide, 1), Math.max(high, 1));
-  const plain = high === rows && wide === columns;
-  for (let y = 0; y < high; y++) {
-    const [top, bottom] = [Math.floor((y * rows) / high), Math.floor(((y + 1) * rows) / high)];
-    for (let x = 0; x < wide; x++) {
-      let value = 0;
-      if (plain) value = data[y * columns + x];
-      else {
-        const [left, right] = [Math.floor((x * columns) / wide), Math.floor(((x + 1) * columns) / wide)];
-        for (let i = top; i < bottom; i++)
-          for (let j = left; j < right; j++) value = Math.max(value, data[i * columns + j]);
-      }
-      const [r, g, b] = colour(value);
-      image.data.set([r, g, b, 255], (y * wide + x) * 4);
+/** Colours worked out beforehand, so that a picture only looks them up: that is what makes many pictures quick. */
+export interface Scale {
+  colours: Uint32Array;
+  index: (value: number) => number;
+}
+
+const LEVELS = 256;
+const packed = ([r, g, b]: Rgb) => ((255 << 24) | (Math.round(b) << 16) | (Math.round(g) << 8) | Math.round(r)) >>> 0;
+
+/** Of weights from 0 to 1, in `most` at 1. */
+export function weightScale(dark: boolean, most: Rgb = (dark ? DARK : LIGHT).most): Scale {
+  const { none } = dark ? DARK : LIGHT;
+  const colours = Uint32Array.from({ length: LEVELS }, (_, i) => packed(mix(none, most, i / (LEVELS - 1))));
+  return { colours, index: (weight) => Math.round(Math.sqrt(Math.min(Math.max(weight, 0), 1)) * (LEVELS - 1)) };
+}
+
+/** Of numbers from -most to most; the last colour is for what is not finite. */
+export function signedScale(dark: boolean, most: number): Scale {
+  const values = Array.from({ length: LEVELS }, (_, i) => (i / (LEVELS - 1)) * 2 - 1);
+  const colours = Uint32Array.from([...values.map((value) => signedColour(value, 1, dark)), signedColour(Infinity, 1, dark)], packed);
+  return {
+    colours,
+    index: (value) =>
+      Number.isFinite(value) ? Math.round((Math.min(Math.max(value / (most || 1), -1), 1) / 2 + 0.5) * (LEVELS - 1)) : LEVELS,
+  };
+}
+
+/** A matrix as a picture, a pixel a cell; where there are more than `most` a side, the largest of each block. */
+export function picture(data: Float32Array, rows: number, columns: number, { colours, index }: Scale, most = 128): ImageData {
+  const high = Math.max(Math.min(rows, most), 1);
+  const wide = Math.max(Math.min(columns, most), 1);
+  const image = new ImageData(wide, high);
+  const pixels = new Uint32Array(image.data.buffer);
+  if (high === rows && wide === columns) {
+    for (let i = 0; i < pixels.length; i++) pixels[i] = colours[index(data[i])];
+    return image;
+  }
+  const largest = new Float32Array(pixels.length).fill(-Infinity);
+  for (let i = 0; i < rows; i++) {
+    const start = Math.floor((i * high) / rows) * wide;
+    for (let j = 0; j < columns; j++) {
+      const at = start + Math.floor((j * wide) / columns);
+      if (data[i * columns + j] > largest[at]) largest[at] = data[i * columns + j];
     }
   }
+  for (let i = 0; i < pixels.length; i++) pixels[i] = colours[index(largest[i])];
   return image;
 }
