@@ -47,11 +47,11 @@ let last = performance.now();
 function look(now) {
   bench.frames.push(now - last);
   last = now;
-  const pictures = [...document.querySelectorAll(".head canvas")];
+  const pictures = [...document.querySelectorAll(".head")].map((one) => one.querySelector("img")?.naturalWidth ?? 0);
   const words = [...document.querySelectorAll(".word")].map((one) => one.textContent).join(" ");
-  const done = pictures.filter((one) => one.width !== 300).length; // 300 is how wide a canvas is at first
+  const done = pictures.filter((wide) => wide > 0).length;
   const tokens = document.querySelectorAll("[aria-label='it reads'] .word").length;
-  const fresh = pictures[0]?.width === Math.min(tokens, 128); // not those of the sentence before
+  const fresh = pictures[0] === Math.min(tokens, 128); // not those of the sentence before
   const full = done > 0 && fresh && (done === pictures.length || words.length > 900); // of long ones, what is on screen
   if (full && words !== bench.text) { bench.text = words; bench.drawn = performance.now(); }
   requestAnimationFrame(look);
@@ -168,7 +168,7 @@ def overview(browser: Browser, url: str) -> float:
 
     page.on("response", note)
     page.goto(f"{url}/?{urllib.parse.urlencode({'room': 'glass', 'text': sentence(27)})}")
-    page.wait_for_selector(".head canvas")
+    page.wait_for_selector(".head img")
     page.wait_for_timeout(1500)
     tokens = page.evaluate("document.querySelectorAll('.word').length") / 2
     page.context.close()

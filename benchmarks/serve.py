@@ -788,13 +788,15 @@ def main() -> None:
     parser.add_argument("--rest", type=float, default=0.25, help="seconds between lone requests")
     parser.add_argument("--minutes", type=float, default=10, help="of mixed load; fewer than 3 tell nothing of memory")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--name", help="of the result, if it is not to replace that of the engine")
     options = parser.parse_args()
     if options.sentences < 128:
         parser.error("--sentences: 128 are the fewest")
     pairs = itertools.islice(read_pairs(Table(options.pairs)), options.sentences)
     texts = [source for source, _ in pairs]
     parts = {"throughput": throughput, "latency": latency, "mixed": mixed, "stop": stop}
-    name = f"serve-{'cuda' if torch.cuda.is_available() else 'cpu'}" + ("-torch" if options.engine == "torch" else "")
+    kind = options.name or ("torch" if options.engine == "torch" else "")
+    name = "-".join(filter(None, ["serve", "cuda" if torch.cuda.is_available() else "cpu", kind]))
     kept = json.loads((RESULTS / f"{name}.json").read_text()) if (RESULTS / f"{name}.json").exists() else {}
     settings = {"model": options.model.name, "of": options.pairs.name, "engine": options.engine}
     failed = False

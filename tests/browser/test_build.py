@@ -10,7 +10,7 @@ from sightline.serve.page import STATIC
 
 WEB = Path(__file__).parents[2] / "web"
 pytestmark = pytest.mark.skipif(
-    not shutil.which("npm") or not (WEB / "node_modules").exists(), reason="needs npm, and npm ci in web"
+    not shutil.which("npm") or not (WEB / "node_modules").exists(), reason="needs npm, and what make web installs"
 )
 
 

@@ -20,21 +20,24 @@ def trace(taught):
 
 
 def drawn(page):
-    page.locator(".head canvas").first.wait_for()
-    page.wait_for_function("() => [...document.querySelectorAll('.head canvas')].every((one) => one.width !== 300)")
+    page.locator(".head img").first.wait_for()
+    page.wait_for_function("() => [...document.querySelectorAll('.head')].every((one) => one.querySelector('img'))")
 
 
 def test_all_heads_of_all_attentions_are_drawn_with_their_weights(visit, trace):
     page = visit().go(address())
     drawn(page)
     names = [name for name in trace.names() if name.endswith("_attention.probabilities")]
-    assert page.locator(".head canvas").count() == sum(trace[name].values.shape[0] for name in names)
+    assert page.locator(".head img").count() == sum(trace[name].values.shape[0] for name in names)
     pictures = page.evaluate(
-        """() => [...document.querySelectorAll(".heads")].map((one) => {
-          const canvas = one.querySelector("canvas");
-          const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-          return { wide: canvas.width, high: canvas.height, data: [...data].filter((_, i) => i % 4 === 0) };
-        })"""
+        """() => Promise.all([...document.querySelectorAll(".heads")].map(async (one) => {
+          const image = one.querySelector("img");
+          await image.decode();
+          const { naturalWidth: wide, naturalHeight: high } = image;
+          const drawing = new OffscreenCanvas(wide, high).getContext("2d");
+          drawing.drawImage(image, 0, 0);
+          return { wide, high, data: [...drawing.getImageData(0, 0, wide, high).data].filter((_, i) => i % 4 === 0) };
+        }))"""
     )
     # From top to bottom: the encoder's layers, the last first; then the decoder's, in each cross-attention above.
     shown = [f"encoder.layers.{i}.self_attention" for i in (1, 0)]

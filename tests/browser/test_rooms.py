@@ -30,7 +30,7 @@ def settled(page):
 @pytest.mark.parametrize("room", ROOMS)
 def test_axe_finds_nothing(visit, room, scheme):
     if not AXE.exists():
-        pytest.skip("axe-core is not installed; run npm ci in web")
+        pytest.skip("axe-core is not installed; run make web")
     page = visit(color_scheme=scheme).go(address(room, **ROOMS[room]))
     settled(page)
     page.evaluate(AXE.read_text("utf-8"))  # past the policy that forbids foreign scripts, as a debugger may
@@ -92,11 +92,11 @@ def test_a_server_that_goes_away_and_comes_back_is_survived(visit, taught):
     tab = visit(url=server.url)
     tab.allowed = ["ERR_CONNECTION", "404", "503"]
     page = tab.go(address("glass"))
-    page.locator(".head canvas").first.wait_for()
+    page.locator(".head img").first.wait_for()
     server.stop()
     page.get_by_role("textbox").fill("The dog was too old.")
     page.get_by_role("alert").wait_for()
-    assert page.locator(".head canvas").count() > 0  # what is on screen stays
+    assert page.locator(".head img").count() > 0  # what is on screen stays
     server = Server(f"taught={taught}", "--engine", "torch", port=port)
     page.get_by_role("alert").wait_for(state="detached")
     page.get_by_role("group", name="it reads").get_by_text("dog").or_(page.get_by_text("▁dog")).first.wait_for()

@@ -87,3 +87,14 @@ export function picture(data: Float32Array, rows: number, columns: number, { col
   for (let i = 0; i < pixels.length; i++) pixels[i] = colours[index(largest[i])];
   return image;
 }
+
+let sheet: HTMLCanvasElement | undefined;
+
+/** A picture as the address of an image. */
+export function address(image: ImageData): string {
+  sheet ??= document.createElement("canvas");
+  sheet.width = image.width;
+  sheet.height = image.height;
+  sheet.getContext("2d")!.putImageData(image, 0, 0);
+  return sheet.toDataURL();
+}
