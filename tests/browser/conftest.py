@@ -23,8 +23,9 @@ def server(taught):
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
+    """For a module at a time: while it is open, its event loop runs in this thread, and others could not."""
     if not CHROMIUM:
         pytest.skip("there is no Chromium here; install it, or name it by CHROMIUM=PATH")
     with sync_playwright() as playwright:

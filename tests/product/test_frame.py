@@ -125,10 +125,22 @@ def test_importing_the_package_does_not_import_torch():
     assert done.returncode == 0, done.stderr
 
 
+SMALLEST = "import sys, typer\napp = typer.Typer()\napp.command()(print)\nsys.argv = ['app', '--help']\napp()"
+
+
+def processor_seconds(code):
+    """What a person waits on a machine that is not busy with these tests; and what came of it."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = run("-c", code)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime), done
+
+
 @pytest.mark.parametrize(
     "arguments", [[], ["--help"], ["demo", "--help"], ["config", "explain", "--help"], ["--version"]]
 )
 def test_help_is_there_at_once_and_without_torch(arguments):
+    """Not much later than the help of the smallest program of this kind, however fast the machine is just now."""
     code = (
         "import sys, atexit\n"
         "atexit.register(lambda: sys.stderr.write('TORCH' if 'torch' in sys.modules else 'LIGHT'))\n"
@@ -136,13 +148,11 @@ def test_help_is_there_at_once_and_without_torch(arguments):
         "from sightline.cli.main import main\n"
         "main()"
     )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = run("-c", code)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    smallest, _ = processor_seconds(SMALLEST)
+    seconds, done = processor_seconds(code)
     assert done.stderr.endswith("LIGHT"), done.stderr
     assert done.returncode == (2 if not arguments else 0)
-    # Processor time: what a person waits on a machine that is not busy with these tests.
-    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 0.5
+    assert seconds < 2.5 * smallest
 
 
 def test_every_module_can_be_imported():
