@@ -6,7 +6,7 @@ import shutil
 import pytest
 from playwright.sync_api import sync_playwright
 
-from serving import serving
+from serving import cannot, serving
 from sightline.serve.page import STATIC
 from taught import taught
 
@@ -27,7 +27,7 @@ def server(taught):
 def browser():
     """For a module at a time: while it is open, its event loop runs in this thread, and others could not."""
     if not CHROMIUM:
-        pytest.skip("there is no Chromium here; install it, or name it by CHROMIUM=PATH")
+        cannot("there is no Chromium here; install it, or name it by CHROMIUM=PATH")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
         yield browser

@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from serving import cannot
 from sightline.serve.page import STATIC
 
 WEB = Path(__file__).parents[2] / "web"
-pytestmark = pytest.mark.skipif(
-    not shutil.which("npm") or not (WEB / "node_modules").exists(), reason="needs npm, and what make web installs"
-)
+
+
+@pytest.fixture(autouse=True)
+def node():
+    if not shutil.which("npm") or not (WEB / "node_modules").exists():
+        cannot("this needs npm, and what make web installs")
 
 
 def npm(*arguments):

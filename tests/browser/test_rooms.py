@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import Server
+from serving import Server, cannot
 
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 TEXT = "The animal was too tired."
@@ -30,7 +30,7 @@ def settled(page):
 @pytest.mark.parametrize("room", ROOMS)
 def test_axe_finds_nothing(visit, room, scheme):
     if not AXE.exists():
-        pytest.skip("axe-core is not installed; run make web")
+        cannot("axe-core is not installed; run make web")
     page = visit(color_scheme=scheme).go(address(room, **ROOMS[room]))
     settled(page)
     page.evaluate(AXE.read_text("utf-8"))  # past the policy that forbids foreign scripts, as a debugger may

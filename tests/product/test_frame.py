@@ -129,11 +129,14 @@ SMALLEST = "import sys, typer\napp = typer.Typer()\napp.command()(print)\nsys.ar
 
 
 def processor_seconds(code):
-    """What a person waits on a machine that is not busy with these tests; and what came of it."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = run("-c", code)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime), done
+    """What a person waits on a machine that is not busy with these tests, the least of three; and what came of it."""
+    taken = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = run("-c", code)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append((after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime))
+    return min(taken), done
 
 
 @pytest.mark.parametrize(
@@ -152,7 +155,7 @@ def test_help_is_there_at_once_and_without_torch(arguments):
     seconds, done = processor_seconds(code)
     assert done.stderr.endswith("LIGHT"), done.stderr
     assert done.returncode == (2 if not arguments else 0)
-    assert seconds < 2.5 * smallest
+    assert seconds < 2 * smallest
 
 
 def test_every_module_can_be_imported():
