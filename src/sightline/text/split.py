@@ -34,7 +34,7 @@ EITHER = "\"'“‘«»‹›"  # an opening quote in one language is a closing 
 NO_BREAK = "\u00a0\u2007\u202f"
 
 MARKS = re.compile(
-    r"[{marks}](?:[{marks}{closing}]|[{either}](?![^\s{closing}{either}])|[ {no_break}]»(?!\S))*+".format(
+    r"[{marks}](?:[{marks}{closing}]|[{either}](?![^\s{closing}{either}])|[ {no_break}]»(?!\S))*".format(
         marks=re.escape(ENDS + SURE + PAUSES + SURE_PAUSES),
         closing=re.escape(CLOSING),
         either=re.escape(EITHER),
