@@ -43,7 +43,9 @@ def test_traced_is_bit_identical_and_every_step_recomputed(variant):
         assert sum(name.endswith("attention.z") for name in differences) == attentions
         for name in trace.names():
             assert not trace[name].values.isnan().any(), name
-            assert len(trace[name].axes) == trace[name].values.dim(), name
+            for seen in (trace, trace.sentence(0)):
+                sizes = dict(zip(seen[name].axes, seen[name].values.shape, strict=True))
+                assert seen.sizes(name) == sizes, name
 
 
 @torch.no_grad()

@@ -61,6 +61,7 @@ class _Entry(NamedTuple):
     """Something that can be looked at: recorded already, or computed when it is asked for."""
 
     axes: tuple[str, ...]
+    shape: tuple[int, ...]
     compute: Callable[[], Tensor]
     layouts: Mapping[str, Layout]
 
@@ -91,13 +92,20 @@ class Trace:
         return name in self._entries
 
     def __getitem__(self, name: str) -> Traced:
-        return self.runs(name)[-1]
+        return self._select(name, self._found(name)[-1])
 
     def runs(self, name: str) -> list[Traced]:
         """One tensor for each time that the module ran."""
-        if name not in self._entries:
-            raise TraceError(f"the trace has no {name!r}; trace.names() lists what it has.")
-        return [self._select(name, entry) for entry in self._entries[name]]
+        return [self._select(name, entry) for entry in self._found(name)]
+
+    def sizes(self, name: str) -> dict[str, int]:
+        """How long each axis of `trace[name]` is, in order; nothing is computed to tell it."""
+        entry = self._found(name)[-1]
+        if self._sentence is None:
+            return dict(zip(entry.axes, entry.shape, strict=True))
+        _, cells = self._choose(name, entry, self._sentence)
+        shape = (n if some is None else len(some) for n, some in zip(entry.shape[1:], cells, strict=True))
+        return dict(zip(entry.axes[1:], shape, strict=True))
 
     def sentence(self, index: int) -> "Trace":
         """The same trace, of one sentence of the batch: no batch axis, no padding."""
@@ -113,27 +121,39 @@ class Trace:
             differences[name] = max(_difference(*both()), differences.get(name, 0.0))
         return differences
 
+    def _found(self, name: str) -> list[_Entry]:
+        if name not in self._entries:
+            raise TraceError(f"the trace has no {name!r}; trace.names() lists what it has.")
+        return self._entries[name]
+
     def _select(self, name: str, entry: _Entry) -> Traced:
-        values, axes, index = entry.compute(), entry.axes, self._sentence
-        if index is None:
-            return Traced(name, axes, values, {})
+        values = entry.compute()
+        if self._sentence is None:
+            return Traced(name, entry.axes, values, {})
+        row, cells = self._choose(name, entry, self._sentence)
+        values, axes = values[row], entry.axes[1:]
+        for i, some in enumerate(cells):
+            values = values if some is None else values.index_select(i, some)
+        return Traced(name, axes, values, labels(name, axes, values.shape, self.tokens))
+
+    def _choose(self, name: str, entry: _Entry, index: int) -> tuple[int, list[Tensor | None]]:
+        """Where a sentence of the batch is: its row, and along each further axis its cells, if not all of them."""
         sides = _sides(name, entry.layouts)
-        layouts = {axis: entry.layouts.get(sides[axis]) for axis in axes if axis in sides}
+        layouts = {axis: entry.layouts.get(sides[axis]) for axis in entry.axes if axis in sides}
         if any(isinstance(layout, SharedRows) for layout in layouts.values()):
             raise TraceError("sentences that share rows cannot be told apart in a trace; give each a row of its own.")
         packing = next((layout for layout in layouts.values() if isinstance(layout, Packing)), None)
-        sentences = len(values) if packing is None else len(packing.starts) - 1
+        sentences = entry.shape[0] if packing is None else len(packing.starts) - 1
         if not 0 <= index < sentences:
             raise TraceError(f"{name} has sentences 0 to {sentences - 1}, and no sentence {index}.")
-        values, axes = values[index if packing is None else 0], axes[1:]
-        for i, axis in enumerate(axes):
-            cells = _cells(layouts.get(axis), index)
-            values = values if cells is None else values.index_select(i, cells)
-        return Traced(name, axes, values, labels(name, axes, values.shape, self.tokens))
+        return index if packing is None else 0, [_cells(layouts.get(axis), index) for axis in entry.axes[1:]]
 
-    def _record(self, name: str, axes: tuple[str, ...], value: Tensor | Callable[[], Tensor]) -> None:
-        compute = value if not isinstance(value, Tensor) else _keep(value)
-        self._entries.setdefault(name, []).append(_Entry(axes, compute, dict(self._layouts)))
+    def _record(self, name: str, axes: tuple[str, ...], value: Tensor) -> None:
+        self._entries.setdefault(name, []).append(_Entry(axes, tuple(value.shape), _keep(value), dict(self._layouts)))
+
+    def _defer(self, name: str, axes: tuple[str, ...], shape: Sequence[int], compute: Callable[[], Tensor]) -> None:
+        """Like `_record`, for what is computed when it is asked for."""
+        self._entries.setdefault(name, []).append(_Entry(axes, tuple(shape), compute, dict(self._layouts)))
 
     def _check(self, name: str, ran: Tensor, again: Callable[[], Tensor]) -> None:
         ran = ran.detach()
@@ -257,10 +277,10 @@ def _embedding(trace: Trace, path: str, module: Embedding, heard: dict[str, Tens
         return sum(added.values(), start=tokens * module.scale)
 
     trace._record(f"{path}.tokens", VECTORS, tokens)
-    trace._record(f"{path}.scaled", VECTORS, lambda: tokens * module.scale)
+    trace._defer(f"{path}.scaled", VECTORS, shape, lambda: tokens * module.scale)
     for name, rows in added.items():
         trace._record(f"{path}.{name}", VECTORS, rows)
-    trace._record(f"{path}.sum", VECTORS, total)
+    trace._defer(f"{path}.sum", VECTORS, shape, total)
     trace._record(f"{path}.output", VECTORS, x)
     trace._check(f"{path}.sum", trace._last(f"{path}.norm.input") if f"{path}.norm.input" in trace else x, total)
 
@@ -286,10 +306,11 @@ def _attend(trace: Trace, path: str, args: Sequence[Any], z: Tensor) -> None:
     trace._record(f"{path}.q", ("batch", "head", "query", "d_k"), rows(q))
     trace._record(f"{path}.k", ("batch", "head", "key", "d_k"), k.repeat_interleave(beams, 0))
     trace._record(f"{path}.v", ("batch", "head", "key", "d_k"), v.repeat_interleave(beams, 0))
-    trace._record(f"{path}.scores", MATRIX, lambda: rows(steps().scores))
-    trace._record(f"{path}.scaled", MATRIX, lambda: rows(steps().scaled))
-    trace._record(f"{path}.masked", MATRIX, lambda: rows(steps().masked))
-    trace._record(f"{path}.probabilities", MATRIX, lambda: rows(steps().probabilities))
+    shape = len(q) * beams, q.shape[1], q.shape[2] // beams, k.shape[2]
+    trace._defer(f"{path}.scores", MATRIX, shape, lambda: rows(steps().scores))
+    trace._defer(f"{path}.scaled", MATRIX, shape, lambda: rows(steps().scaled))
+    trace._defer(f"{path}.masked", MATRIX, shape, lambda: rows(steps().masked))
+    trace._defer(f"{path}.probabilities", MATRIX, shape, lambda: rows(steps().probabilities))
     trace._record(f"{path}.z", ("batch", "head", "query", "d_k"), rows(z))
     trace._check(f"{path}.z", z, lambda: spell_out(q, k, v, mask, edit, positions).z)
 
@@ -329,8 +350,8 @@ def _self_attention(
         trace._check(f"{path}.v", ran["v"], lambda: projected("v"))
     if waves is not None:
         axis = ("batch", "head", "query", "d_k"), ("batch", "head", "key", "d_k")
-        trace._record(f"{path}.q_unrotated", axis[0], lambda: projected("q"))
-        trace._record(f"{path}.k_unrotated", axis[1], lambda: projected("k"))
+        trace._defer(f"{path}.q_unrotated", axis[0], ran["q"].shape, lambda: projected("q"))
+        trace._defer(f"{path}.k_unrotated", axis[1], ran["q"].shape, lambda: projected("k"))
 
 
 def _projection(module: CrossAttention, encoded: Tensor, which: int) -> Tensor:
@@ -374,8 +395,8 @@ def _norm(trace: Trace, path: str, module: nn.LayerNorm, x: Tensor, output: Tens
         return (scaled * module.weight + module.bias).detach()
 
     trace._record(f"{path}.input", VECTORS, x)
-    trace._record(f"{path}.mean", ("batch", "position"), mean)
-    trace._record(f"{path}.variance", ("batch", "position"), variance)
+    trace._defer(f"{path}.mean", ("batch", "position"), x.shape[:-1], mean)
+    trace._defer(f"{path}.variance", ("batch", "position"), x.shape[:-1], variance)
     trace._record(f"{path}.output", VECTORS, output)
     trace._check(f"{path}.output", output, again)
 
@@ -390,7 +411,7 @@ def _logits(trace: Trace, module: nn.Linear, x: Tensor, logits: Tensor) -> None:
     x, logits = x.detach(), logits.detach().clone()  # who samples may change them in place
     axes = ("batch", "position", "vocabulary")
     trace._record("logits", axes, logits)
-    trace._record("probabilities", axes, lambda: logits.float().softmax(-1))
+    trace._defer("probabilities", axes, logits.shape, lambda: logits.float().softmax(-1))
     trace._check("logits", logits, lambda: _linear(module, x))
 
 
