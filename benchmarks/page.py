@@ -47,7 +47,8 @@ let last = performance.now();
 function look(now) {
   bench.frames.push(now - last);
   last = now;
-  const pictures = [...document.querySelectorAll(".head")].map((one) => one.querySelector("img")?.naturalWidth ?? 0);
+  const heads = [...document.querySelectorAll("[data-stored=false] .head")];
+  const pictures = heads.map((one) => one.querySelector("img")?.naturalWidth ?? 0);
   const words = [...document.querySelectorAll(".word")].map((one) => one.textContent).join(" ");
   const done = pictures.filter((wide) => wide > 0).length;
   const tokens = document.querySelectorAll("[aria-label='it reads'] .word").length;
@@ -168,7 +169,7 @@ def overview(browser: Browser, url: str) -> float:
 
     page.on("response", note)
     page.goto(f"{url}/?{urllib.parse.urlencode({'room': 'glass', 'text': sentence(27)})}")
-    page.wait_for_selector(".head img")
+    page.wait_for_selector("[data-stored=false] .head img")
     page.wait_for_timeout(1500)
     tokens = page.evaluate("document.querySelectorAll('.word').length") / 2
     page.context.close()

@@ -4,10 +4,15 @@ import os
 import shutil
 
 import pytest
+import torch
 from playwright.sync_api import sync_playwright
 
 from serving import cannot, serving
+from sightline.checkpoint import load_tokenizer, save_model
+from sightline.config import ModelConfig
+from sightline.model.transformer import build
 from sightline.serve.page import STATIC
+from support import random_weights
 from taught import taught
 
 __all__ = ["taught"]
@@ -16,10 +21,40 @@ CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.whic
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 
+STACK = {"layers": 2, "heads": 4, "d_ff": 48}
+OTHERS = {
+    "gpt": {"architecture": "decoder-only", "norm": "pre", "activation": "gelu-tanh", "positions": {"kind": "learned"}},
+    "llama": {"architecture": "decoder-only", "norm": "pre", "activation": "swiglu", "positions": {"kind": "rotary"}},
+    "bert": {
+        "architecture": "encoder-only",
+        "activation": "gelu",
+        "positions": {"kind": "learned"},
+        "segments": 2,
+        "embedding_norm": True,
+        "scale_embedding": False,
+        "classifier_bias": True,
+    },
+}
+"""Models of one stack."""
+
+
 @pytest.fixture(scope="session")
-def server(taught):
+def folders(taught, tmp_path_factory):
+    """Of a translator that has learnt something, and of models that do not translate."""
+    tokenizer, found = load_tokenizer(taught), {"taught": taught}
+    for name, options in OTHERS.items():
+        torch.manual_seed(3)
+        sizes = {"d_model": 32, "encoder": STACK, "decoder": STACK, "attention_bias": True}
+        found[name] = tmp_path_factory.mktemp("models") / name
+        config = ModelConfig.model_validate({**sizes, **options, "vocab_size": tokenizer.size})
+        save_model(random_weights(build(config)), found[name], tokenizer)
+    return found
+
+
+@pytest.fixture(scope="session")
+def server(folders):
     assert (STATIC / "index.html").exists(), "the page is not built; run make web"
-    with serving(f"taught={taught}", "--engine", "torch") as server:
+    with serving(*(f"{name}={folder}" for name, folder in folders.items()), "--engine", "torch") as server:
         yield server
 
 

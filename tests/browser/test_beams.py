@@ -68,7 +68,7 @@ def test_a_branch_is_forced_and_the_search_goes_on_from_it(visit):
 def test_a_hypothesis_opens_in_the_glass(visit):
     page = visit().go(address(node=4))
     page.get_by_role("button", name="Look inside").click()
-    page.locator(".head img").first.wait_for()
+    page.locator(".figure[data-stored=false] .head img").first.wait_for()
     view = dict(urllib.parse.parse_qsl(urllib.parse.urlparse(page.url).query))
     assert view["room"] == "glass"
     assert view["target"]

@@ -8,15 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import sightline
+from sightline.engine import load_any
 
 TEXT, TARGET = "The animal was too tired.", "Das Tier war zu müde."
 WEB = Path(__file__).parents[2] / "web"
-
-
-@pytest.fixture(scope="module")
-def trace(taught):
-    return sightline.load(taught, device="cpu", engine="torch").trace(TEXT, TARGET)
 
 
 def number(text):
@@ -29,8 +24,9 @@ def shown(value):
     return max(1e-4, abs(value) * 1e-3) if abs(value) < 1e-3 or abs(value) >= 1e5 else 1e-4
 
 
-def address(why):
-    return "?" + urllib.parse.urlencode({"room": "glass", "text": TEXT, "target": TARGET, "why": why})
+def address(model, why):
+    target = {"target": TARGET} if model == "taught" else {}
+    return "?" + urllib.parse.urlencode({"room": "glass", "model": model, "text": TEXT, **target, "why": why})
 
 
 READ = """() => {
@@ -51,15 +47,22 @@ SHOW = """(address) => {
 }"""
 
 
-def read_panel(page, name, at):
+def read_panel(page, model, name, at):
     """What the page says of one number."""
     why = f"{name}@{','.join(map(str, at))}"
-    page.evaluate(SHOW, address(why))
+    page.evaluate(SHOW, address(model, why))
     page.wait_for_selector(f'[data-node="{name}"][data-at="{",".join(map(str, at))}"]')
     found = page.evaluate(READ)
     also = {label: number(value) for label, value in found["also"]}
     rows = [[number(cell) for cell in row] for row in found["rows"]]
     return found["kind"], number(found["result"]), also, rows
+
+
+ACTIVATIONS = {
+    "relu": lambda x: max(x, 0.0),
+    "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
+    "gelu-tanh": lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+}
 
 
 def again(kind, also, rows):  # noqa: PLR0911, PLR0912 - a case for each kind
@@ -96,7 +99,12 @@ def again(kind, also, rows):  # noqa: PLR0911, PLR0912 - a case for each kind
                 assert abs((x - also["μ"]) ** 2 - square) <= 4e-4 * max(1.0, abs(x))
             return sum(row[1] for row in rows) / len(rows), 1e-4
         case "activation":
-            return max(values[0], 0.0), 1e-4
+            ((label, x),) = also.items()
+            return ACTIVATIONS[label[3:-1]](x), 1e-4
+        case "gate":
+            return also["g"] / (1 + math.exp(-also["g"])) * also["x"], 1e-4 * max(1.0, *map(abs, values))
+        case "turn":
+            return values[0] * values[1] + values[2] * values[3], 1e-4 * (1 + sum(map(abs, values)))
         case "wave":
             (label, position), (_, timescale) = also.items()
             return (math.sin if "(sine)" in label else math.cos)(position / timescale), 1e-3
@@ -105,21 +113,35 @@ def again(kind, also, rows):  # noqa: PLR0911, PLR0912 - a case for each kind
     raise AssertionError(kind)
 
 
-def test_every_number_comes_from_the_numbers_beside_it(visit, trace):
+USUAL = {"dot", "sum", "product", "quotient", "softmax", "mask", "norm", "mean", "variance", "activation", "same"}
+
+
+@pytest.mark.parametrize(
+    ("model", "kinds"),
+    [
+        ("taught", {*USUAL, "wave"}),
+        ("gpt", {*USUAL, "weight"}),
+        ("llama", {*USUAL, "wave", "turn", "gate"} - {"activation"}),
+        ("bert", {*USUAL, "weight"} - {"mask"}),
+    ],
+)
+def test_every_number_comes_from_the_numbers_beside_it(visit, folders, model, kinds):
     """Of every tensor of the trace some numbers: shown as the engine has them, and derived from what is shown."""
-    page = visit().go(address("decoder.output@0,0"))
-    chance, kinds = random.Random(7), set()
+    engine = load_any(folders[model], device="cpu")
+    trace = engine.trace(TEXT, TARGET) if model == "taught" else engine.trace(TEXT)
+    page = visit().go(address(model, f"{trace.names()[0]}@0,0"))
+    chance, seen = random.Random(7), set()
     for name in trace.names():
         values = trace[name].values
         for _ in range(2):
             at = [chance.randrange(size) for size in values.shape]
-            kind, result, also, rows = read_panel(page, name, at)
+            kind, result, also, rows = read_panel(page, model, name, at)
             real = values[tuple(at)].item()
-            kinds.add(kind)
+            seen.add(kind)
             assert result == real or abs(result - real) <= shown(real), (name, at)
             derived, rounding = again(kind, also, rows)
             assert derived == result or abs(derived - result) <= rounding + shown(result), (name, at, kind)
-    assert kinds >= {"dot", "sum", "product", "quotient", "softmax", "mask", "norm", "mean", "variance", "wave", "same"}
+    assert seen >= kinds
 
 
 def test_no_number_of_the_page_is_drawn_by_chance():

@@ -92,7 +92,7 @@ def test_a_server_that_goes_away_and_comes_back_is_survived(visit, taught):
     tab = visit(url=server.url)
     tab.allowed = ["ERR_CONNECTION", "404", "503"]
     page = tab.go(address("glass"))
-    page.locator(".head img").first.wait_for()
+    page.locator(".figure[data-stored=false] .head img").first.wait_for()
     server.stop()
     page.get_by_role("textbox").fill("The dog was too old.")
     page.get_by_role("alert").wait_for()

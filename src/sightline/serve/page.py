@@ -12,7 +12,7 @@ from sightline.serve.problems import Problem
 __all__ = ["STATIC", "is_page", "page"]
 
 STATIC = Path(__file__).parent / "static"
-"""What was built. A checkout does not have it."""
+"""What was built."""
 NAME = re.compile(r"[\w-][\w.-]{0,99}(/[\w-][\w.-]{0,99}){0,4}", re.ASCII)
 """What a file may be called. No part begins with a dot, so no name leads out of the folder."""
 KINDS = {

@@ -180,8 +180,10 @@ const EMBEDDING = /^(encoder|decoder)\.embedding\.(\w+)$/;
 const ATTENTION = /^((encoder|decoder)\.layers\.(\d+)\.(self|cross)_attention)\.(\w+)$/;
 const FEED_FORWARD = /^((encoder|decoder)\.layers\.(\d+)\.feed_forward)\.(\w+)$/;
 const RESIDUAL = /^((encoder|decoder)\.layers\.(\d+)\.(\w+))_residual\.(input|sublayer|sum|output)$/;
-const NORM = /^((encoder|decoder)\.(?:.*\.)?norm)\.(input|mean|variance|output)$/;
+const NORM = /^((encoder|decoder)\.(?:.*\.)?norm|head_norm)\.(input|mean|variance|output)$/;
 const STACK = /^(encoder|decoder)\.output$/;
+const ROTARY = /^(encoder|decoder)\.rotary$/;
+const HEAD = /^head\.output$/;
 
 async function embedding(trace: Trace, found: RegExpExecArray, [p, c]: number[]): Promise<Made> {
   const [, stack, part] = found;
@@ -218,6 +220,18 @@ async function embedding(trace: Trace, found: RegExpExecArray, [p, c]: number[])
     };
   }
   if (part === "positions") return position(trace, stack, p, c);
+  if (part === "segments") {
+    const weights = await trace.weights(`${path}.segments.weight`, 0);
+    return {
+      ...NOTHING,
+      kind: "weight",
+      title: `Segment of ${token}, channel ${c}`,
+      says: "A learned number that tells which text a word belongs to. Here there is one text, the first.",
+      formula: "S_{0,\\,c}",
+      live: inTex(weights[c]),
+      also: [{ label: `S[0][${c}]`, value: weights[c] }],
+    };
+  }
   const parts = ["scaled", "positions", "segments"].filter((name) => trace.has(`${path}.${name}`));
   if (part === "sum" || (part === "output" && !trace.has(`${path}.norm.output`))) {
     const values = await Promise.all(parts.map((name) => valueOf(trace, of(`${path}.${name}`, p, c))));
@@ -236,7 +250,7 @@ async function embedding(trace: Trace, found: RegExpExecArray, [p, c]: number[])
 }
 
 async function position(trace: Trace, stack: string, p: number, c: number): Promise<Made> {
-  const { kind, frequencies, min_timescale, max_timescale, start } = trace.config.positions;
+  const { kind, start } = trace.config.positions;
   const title = `Position ${p + start}, channel ${c}`;
   if (kind === "learned") {
     const weights = await trace.weights(`${stack}.embedding.positions.table`, p);
@@ -250,7 +264,13 @@ async function position(trace: Trace, stack: string, p: number, c: number): Prom
       also: [{ label: `PE[${p}][${c}]`, value: weights[c] }],
     };
   }
-  const width = trace.config.d_model;
+  const says = "A wave along the sentence, slower from channel to channel (§3.5). Nothing here is learned.";
+  return wave(trace, title, says, p, c, trace.config.d_model);
+}
+
+/** Sine or cosine of a position. */
+function wave(trace: Trace, title: string, says: string, p: number, c: number, width: number): Made {
+  const { kind, frequencies, min_timescale, max_timescale, start } = trace.config.positions;
   const half = Math.ceil(width / 2);
   const sine = kind === "interleaved" ? c % 2 === 0 : c < half;
   const i = kind === "interleaved" ? Math.floor(c / 2) : c % half;
@@ -259,19 +279,26 @@ async function position(trace: Trace, stack: string, p: number, c: number): Prom
     frequencies === "paper"
       ? max_timescale ** ((2 * i) / width)
       : min_timescale * (max_timescale / min_timescale) ** (i / steps);
-  const wave = sine ? "\\sin" : "\\cos";
+  const curve = sine ? "\\sin" : "\\cos";
   return {
     ...NOTHING,
     kind: "wave",
     title,
-    says: `A wave along the sentence: channel ${c} is the ${sine ? "sine" : "cosine"} of the position, slower from channel to channel (§3.5). Nothing here is learned.`,
-    formula: frequencies === "paper" ? `${wave}\\!\\left(p \\,/\\, ${max_timescale}^{2i/d_\\mathrm{model}}\\right)` : `${wave}(p / t_i)`,
-    live: `${wave}(${p + start} / ${inTex(timescale)})`,
+    says,
+    formula: frequencies === "paper" ? `${curve}\\!\\left(p \\,/\\, ${max_timescale}^{2i/${width}}\\right)` : `${curve}(p / t_i)`,
+    live: `${curve}(${p + start} / ${inTex(timescale)})`,
     also: [
       { label: sine ? "p (sine)" : "p (cosine)", value: p + start },
       { label: "timescale", value: timescale },
     ],
   };
+}
+
+async function rotary(trace: Trace, found: RegExpExecArray, [p, c]: number[]): Promise<Made> {
+  const stack = found[1] as "encoder" | "decoder";
+  const says = "The sines and cosines of the angles by which queries and keys are turned. Nothing here is learned.";
+  const { start } = trace.config.positions;
+  return wave(trace, `Angle at position ${p + start}, channel ${c}`, says, p, c, trace.config.d_model / trace.config[stack].heads);
 }
 
 async function attention(trace: Trace, found: RegExpExecArray, index: number[]): Promise<Made> {
@@ -491,9 +518,9 @@ async function turned(trace: Trace, path: string, stack: string, part: "q" | "k"
       : `${bracketed(right)}\\cdot ${bracketed(cosine)} + ${bracketed(left)}\\cdot ${bracketed(sine)}`,
     also: [
       { label: first ? "left" : "right", value: first ? left : right, node: of(name, h, a, first ? pair : pair + half) },
-      { label: "cos", value: cosine },
+      { label: "cos", value: cosine, node: of(`${stack}.rotary`, a, pair + half) },
       { label: first ? "right" : "left", value: first ? right : left, node: of(name, h, a, first ? pair + half : pair) },
-      { label: first ? "−sin" : "sin", value: first ? -sine : sine },
+      { label: first ? "−sin" : "sin", value: first ? -sine : sine, node: of(`${stack}.rotary`, a, pair) },
     ],
   };
 }
@@ -571,17 +598,14 @@ async function unit(trace: Trace, path: string, p: number, c: number, token: str
       ],
     };
   }
-  const x = await valueOf(trace, of(`${path}.inner`, p, c));
+  return activated(trace, activation, of(`${path}.inner`, p, c), title);
+}
+
+async function activated(trace: Trace, activation: string, node: Node, title: string): Promise<Made> {
+  const x = await valueOf(trace, node);
   const { says, formula } = ACTIVATIONS[activation];
-  return {
-    ...NOTHING,
-    kind: "activation",
-    title,
-    says,
-    formula: formula("x"),
-    live: formula(bracketed(x)),
-    also: [{ label: `x (${activation})`, value: x, node: of(`${path}.inner`, p, c) }],
-  };
+  const also = [{ label: `x (${activation})`, value: x, node }];
+  return { ...NOTHING, kind: "activation", title, says, formula: formula("x"), live: formula(bracketed(x)), also };
 }
 
 async function residual(trace: Trace, found: RegExpExecArray, [p, c]: number[]): Promise<Made> {
@@ -627,8 +651,13 @@ async function residual(trace: Trace, found: RegExpExecArray, [p, c]: number[]):
 }
 
 async function norm(trace: Trace, found: RegExpExecArray, [p, c]: number[]): Promise<Made> {
-  const [, path, stack, part] = found;
+  const [, path, inside, part] = found;
+  const stack = inside ?? "encoder";
   const token = place(trace, stack, p);
+  if (part === "input" && path === "head_norm") {
+    const activation = trace.config.activation.replace("swiglu", "swish");
+    return activated(trace, activation, of("head.output", p, c), `What is normalised at ${token}, channel ${c}`);
+  }
   if (part === "input") {
     const own = path.slice(0, -".norm".length);
     const layers = trace.config[stack as "encoder" | "decoder"].layers;
@@ -700,12 +729,30 @@ async function top(trace: Trace, found: RegExpExecArray, [p, c]: number[]): Prom
   return same(trace, of(from, p, c), `What the ${stack} says of ${place(trace, stack, p)}, channel ${c}`, "The top of the stack.");
 }
 
-async function logit(trace: Trace, _: RegExpExecArray, [p, v]: number[]): Promise<Made> {
-  const name = trace.has("head.output") ? "head.output" : trace.has("decoder.output") ? "decoder.output" : "encoder.output";
+async function head(trace: Trace, _: RegExpExecArray, [p, c]: number[]): Promise<Made> {
   return linear(
     trace,
     {
-      title: `Score of vocabulary entry ${v} after ${place(trace, "decoder", p)}`,
+      title: `The head that guesses words, at ${place(trace, "encoder", p)}, channel ${c}`,
+      says: "The top vector, once more times a learned matrix.",
+      formula: "\\sum_i x_i\\, W_{i,c} + b_c",
+    },
+    { name: "encoder.output", at: p, symbol: "x" },
+    "head",
+    c,
+    true,
+  );
+}
+
+/** A decoder tells what comes next, an encoder what stands there. */
+const where = (trace: Trace) => (trace.words("target").length ? "after" : "at");
+
+async function logit(trace: Trace, _: RegExpExecArray, [p, v]: number[]): Promise<Made> {
+  const name = trace.has("head_norm.output") ? "head_norm.output" : trace.has("decoder.output") ? "decoder.output" : "encoder.output";
+  return linear(
+    trace,
+    {
+      title: `Score of vocabulary entry ${v} ${where(trace)} ${place(trace, "decoder", p)}`,
       says: "The top vector times the row of this entry: how alike they are.",
       formula: "\\sum_i x_i\\, E_{v,i}",
     },
@@ -723,7 +770,7 @@ async function probability(trace: Trace, _: RegExpExecArray, [p, v]: number[]): 
     v,
     String,
     (j) => of("logits", p, j),
-    `Probability of vocabulary entry ${v} after ${place(trace, "decoder", p)}`,
+    `Probability of vocabulary entry ${v} ${where(trace)} ${place(trace, "decoder", p)}`,
     "The scores of all entries become probabilities.",
     "entry",
   );
@@ -737,6 +784,8 @@ const RULES: [RegExp, Rule][] = [
   [RESIDUAL, residual],
   [NORM, norm],
   [STACK, top],
+  [ROTARY, rotary],
+  [HEAD, head],
   [/^logits$/, logit],
   [/^probabilities$/, probability],
 ];

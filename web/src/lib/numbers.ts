@@ -39,6 +39,10 @@ export function percent(probability: number): string {
 export const counted = (count: number, one: string, many = `${one}s`) =>
   `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
 
+/** Of a large number the first digits. */
+export const size = (count: number) =>
+  count >= 1e5 ? `${(count / 1e6).toFixed(1)} M` : count >= 1e3 ? `${(count / 1e3).toFixed(0)} k` : String(count);
+
 /** A token as people read it: a space before a word is left out, one alone is shown. */
 export function word(token: string): string {
   const bare = token.replace(/^[▁Ġ]/, "");

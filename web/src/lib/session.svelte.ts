@@ -1,8 +1,12 @@
 /** The server: whether it is there, its models, and the trace of the sentence on screen. */
 
 import * as api from "./api";
-import { Trace } from "./trace";
+import storedAt from "../stored.bin?url";
+import { stored, Trace } from "./trace";
 import { searchOf, view } from "./view.svelte";
+
+/** Milliseconds without an answer, after which the stored trace is shown. */
+const SOON = 300;
 
 class Session {
   models = $state.raw<api.Model[]>([]);
@@ -13,8 +17,9 @@ class Session {
   trace = $state.raw<Trace | null>(null);
   /** Whether another trace is on its way. */
   waiting = $state(false);
-  /** Milliseconds from asking for the trace until it was told. */
-  took = $state(0);
+  /** Whether the trace on screen is the one that came with the page, of another sentence. */
+  isStored = $state(false);
+  private begun = false;
   private asked = "";
   private renewed: Trace | null = null;
   private leave: AbortController | null = null;
@@ -49,6 +54,8 @@ class Session {
   async look(): Promise<void> {
     const model = this.model;
     const text = view.text.trim();
+    if (!this.begun) this.showStored();
+    this.begun = true;
     if (!model) return;
     const target = view.target || null;
     const asked = JSON.stringify([model.name, text, target, target === null && [view.beam, view.length_penalty]]);
@@ -59,22 +66,36 @@ class Session {
     this.asked = asked;
     this.problem = "";
     if (!text) {
-      this.trace = null;
+      this.show(null);
       this.waiting = false;
       return;
     }
     this.waiting = true;
-    const began = performance.now();
     const about = await this.reach(() => api.trace(model.name, text, target, searchOf(view), signal));
     if (signal.aborted) return;
     this.waiting = false;
-    if (about) {
-      this.took = performance.now() - began;
-      this.trace = new Trace(about, api.carrier(about));
-    } else {
+    if (about) this.show(new Trace(about, api.carrier(about)));
+    else {
       this.asked = "";
-      if (this.problem) this.trace = null;
+      if (this.problem) this.show(null);
     }
+  }
+
+  private show(trace: Trace | null): void {
+    this.isStored = false;
+    this.trace = trace;
+  }
+
+  /** Never an empty scene: until there is something else, a real trace that came with the page. */
+  private async showStored(): Promise<void> {
+    await new Promise((done) => setTimeout(done, SOON));
+    if (this.trace || this.problem) return;
+    const answer = await fetch(storedAt).catch(() => null);
+    if (!answer?.ok) return;
+    const trace = stored(await answer.arrayBuffer());
+    if (this.trace || this.problem || !view.text.trim()) return;
+    this.isStored = true;
+    this.trace = trace;
   }
 
   /** A server that was started anew, or had many visitors, has forgotten the trace: it is asked for once more. */

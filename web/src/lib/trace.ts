@@ -64,15 +64,19 @@ export interface Carrier {
 
 const MAGIC = [0x53, 0x49, 0x47, 0x48, 0x54, 0x4c, 0x4e, 1]; // SIGHTLN, version 1
 
-/** The tensors in a block of bytes. */
-export function read(buffer: ArrayBuffer): Tensor[] {
+/** What a block of bytes says of itself, and where its numbers begin. */
+function opened(buffer: ArrayBuffer) {
   const bytes = new Uint8Array(buffer);
   if (MAGIC.some((byte, i) => bytes[i] !== byte)) throw new Error("This is no trace of version 1.");
   const length = Number(new DataView(buffer).getBigUint64(8, true));
-  const manifest = JSON.parse(new TextDecoder().decode(bytes.subarray(16, 16 + length)));
+  return { manifest: JSON.parse(new TextDecoder().decode(bytes.subarray(16, 16 + length))), start: 16 + length };
+}
+
+/** The tensors in a block of bytes. */
+export function read(buffer: ArrayBuffer): Tensor[] {
+  const { manifest, start } = opened(buffer);
   return manifest.tensors.map((one: Tensor & { dtype: Dtype; offset: number; bytes: number }) => {
-    const start = 16 + length + one.offset;
-    const raw = buffer.slice(start, start + one.bytes);
+    const raw = buffer.slice(start + one.offset, start + one.offset + one.bytes);
     const data = one.dtype === "f16" ? fromHalf(new Uint16Array(raw)) : new Float32Array(raw);
     return { name: one.name, axes: one.axes, shape: one.shape, data };
   });
@@ -132,7 +136,7 @@ export class Trace {
     const missing = names.filter((name) => !this.found.has(key(name)));
     if (missing.length) {
       const block = this.carrier.tensors(missing, dtype).then(read);
-      missing.forEach((name, i) => this.keep(this.found, key(name), block.then((all) => all[i])));
+      for (const name of missing) this.keep(this.found, key(name), block.then((all) => all.find((one) => one.name === name)!));
     }
     return Promise.all(names.map((name) => this.found.get(key(name))!));
   }
@@ -163,6 +167,19 @@ export class Trace {
     where.set(key, promise);
     promise.catch(() => where.delete(key));
   }
+}
+
+/** A trace that was stored with some of its tensors. What it does not have never comes. */
+export function stored(buffer: ArrayBuffer): Trace {
+  const never = () => new Promise<never>(() => {});
+  const { manifest } = opened(buffer);
+  const own = new Set<string>(manifest.tensors.map((one: Tensor) => one.name));
+  return new Trace(manifest.about, {
+    tensors: (names) => (names.every((name) => own.has(name)) ? Promise.resolve(buffer) : never()),
+    row: never,
+    weights: never,
+    pieces: never,
+  });
 }
 
 /** Where an element stands in a tensor's data. */
