@@ -34,6 +34,7 @@ MODULES = [
     "sightline.trace.explain",
     "sightline.trace.pack",
     "sightline.checkpoint",
+    "sightline.folders",
     "sightline.text.tokenizer",
     "sightline.data.builtin",
     "sightline.data.corpus",

@@ -27,6 +27,7 @@ from sightline.text.tokenizer import FILE, SOURCE_FILE, Tokenizer
 __all__ = [
     "FORMAT",
     "begin_state",
+    "count_parameters",
     "fill",
     "finish_state",
     "last_state",
@@ -134,6 +135,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     """The vocabulary of a model."""
     path, source = Path(folder) / FILE, Path(folder) / SOURCE_FILE
     if not path.exists():
+        read_config(folder)  # where there is no model at all, that is told
         raise CheckpointError(f"{folder}: there is no {FILE} beside the model.")
     found = Tokenizer.load(path)
     return Tokenizer(found.model, str(path), Tokenizer.load(source)) if source.exists() else found
@@ -272,7 +274,10 @@ def read_config(folder: Path | str) -> ModelConfig:
         stored = json.loads(path.read_text("utf-8"))
         version, options = stored["format"], dict(stored["model"])
     except OSError:
-        raise CheckpointError(f"{path.parent}: there is no model here; a model folder has a config.json.") from None
+        raise CheckpointError(
+            f"{path.parent}: there is no model here; a model folder has a config.json. "
+            "Models that come with Sightline have names: sightline models."
+        ) from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(f"{path}: this is not a model's configuration.") from None
     if version != FORMAT:
@@ -281,3 +286,9 @@ def read_config(folder: Path | str) -> ModelConfig:
         return ModelConfig(**options)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
+
+
+def count_parameters(config: ModelConfig) -> int:
+    """How many numbers such a model learns; one that is used at several places counts once."""
+    with torch.device("meta"):  # shapes without weights
+        return sum(parameter.numel() for parameter in build(config).parameters())

@@ -266,6 +266,9 @@ class TrainConfig(Options):
     whichever is less often."""
     save_every: Size | None = None
     """Updates between two checkpoints to resume from. Left out: when it is tested."""
+    keep_tested: Flag = False
+    """Keep the first state and every tested one as a model of its own, in tested/step-<number>: to look at how it came
+    to be what it is."""
     patience: Annotated[int, Field(ge=0, strict=True)] = 0
     """Stop after so many tests without a better result; 0: never."""
     best_by: Literal["loss", "bleu", "chrf"] = "bleu"

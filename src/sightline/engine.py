@@ -18,6 +18,7 @@ import torch
 from sightline.checkpoint import load_model, load_tokenizer, read_config
 from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, InputError, SightlineError
+from sightline.folders import model_folder
 from sightline.interop.ctranslate2 import SHORTLIST, CTranslate2Search, beside, supports
 from sightline.model.kernels import for_few_rows
 from sightline.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Model
@@ -461,7 +462,8 @@ def load(
     shortlist: bool = False,
     threads: int | None = None,
 ) -> Engine:
-    """Open a trained model by its folder, or several of one vocabulary, which then vote.
+    """Open a trained model by its folder or by the name of a shipped one; or several of one vocabulary, which then
+    vote.
 
     `engine`: what searches. auto: on a processor, CTranslate2 where it is installed and finds the same; else torch.
     `precision`: what is computed in, scores and log-probabilities among it. auto: float32, in which both engines find
@@ -471,7 +473,7 @@ def load(
     on it is not found. An answer with a prefix, or without some words, may have any token, as always.
     `threads`: of CTranslate2; without, as many as torch has (`torch.set_num_threads`).
     """
-    paths = [path] if isinstance(path, str | Path) else list(path)
+    paths = [model_folder(each) for each in ([path] if isinstance(path, str | Path) else path)]
     if not paths:
         raise InputError("there is no model to load; name its folder.")
     device = _device(device)
@@ -494,13 +496,14 @@ def load(
         for model in models:
             for_few_rows(model)
     threads = torch.get_num_threads() if threads is None else threads
-    fast = _fast(Path(paths[0]), models, tokenizers[0], device, engine, precision, shortlist, threads)
+    fast = _fast(paths[0], models, tokenizers[0], device, engine, precision, shortlist, threads)
     return Engine(models, tokenizers[0], usual=min(map(_usual, paths)), fast=fast, heads=_heads(paths[0], models[0]))
 
 
 def load_any(path: str | Path, *, device: str = "auto", **options: Any) -> Engine | Reader:
-    """Open a model of any architecture by its folder: one that translates as `load` does, with its options, another to
-    be looked into."""
+    """Open a model of any architecture by its folder or its name: one that translates as `load` does, with its
+    options, another to be looked into."""
+    path = model_folder(path)
     if read_config(path).architecture == "encoder-decoder":
         return load(path, device=device, **options)
     model = load_model(path, _device(device))
@@ -551,10 +554,10 @@ def _fast(
         return None
 
 
-def _usual(folder: str | Path) -> int:
+def _usual(folder: Path) -> int:
     """What a run has noted of its sources."""
     try:
-        return int(json.loads((Path(folder) / "run.json").read_text("utf-8"))["usual_length"])
+        return int(json.loads((folder / "run.json").read_text("utf-8"))["usual_length"])
     except (OSError, ValueError, KeyError, TypeError):
         return USUAL
 

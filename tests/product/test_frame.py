@@ -23,7 +23,7 @@ MODULES = {
 
 # Who may import whom: only what stands in an earlier row, or in one's own package.
 ORDER = [
-    {"errors"},
+    {"errors", "folders"},
     {"config"},
     {"text", "model"},
     {"checkpoint", "data", "search", "trace"},

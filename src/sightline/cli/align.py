@@ -9,7 +9,7 @@ WINDOW = 2048
 
 
 def align(
-    model: Annotated[str, typer.Argument(help="The folder of a trained model.")],
+    model: Annotated[str, typer.Argument(help="The folder or the name of a trained model.")],
     source: Annotated[str, typer.Option(help="Source text, a sentence a line.")],
     target: Annotated[str, typer.Option(help="Its translation, line by line.")],
     gold: Annotated[str | None, typer.Option(help="The right links, line by line, to compare with.")] = None,

@@ -22,15 +22,12 @@ def explain(
 @app.command()
 def presets() -> None:
     """List the presets, with the size of each model at its vocabulary of 37,000."""
-    import torch
-
+    from sightline.checkpoint import count_parameters
     from sightline.config import load, presets
-    from sightline.model.transformer import build
 
     for name in presets():
         model = load(name).model
         stacks = " + ".join(str(stack.layers) for stack in model.stacks.values())
-        with torch.device("meta"):  # shapes without weights
-            count = sum(parameter.numel() for parameter in build(model).parameters()) / 1e6
+        count = count_parameters(model) / 1e6
         shape = f"{stacks:>6} layers  d_model {model.d_model:<5} {count:6.1f} M parameters"
         typer.echo(f"{name:11} {model.architecture:16} {shape}")

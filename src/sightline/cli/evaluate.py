@@ -76,13 +76,14 @@ def _read(names: Sequence[str], reference: Path, source: Path | None) -> Texts:
     """All files, as long as each other."""
     from sightline.data.corpus import lines
     from sightline.errors import InputError
+    from sightline.folders import model_folder
 
     references = list(lines(reference))
     if not any(line.strip() for line in references):
         raise InputError(f"{reference}: the file has nothing but blank lines.")
     systems = []
     for name in names:
-        path = Path(name)
+        path = model_folder(name)
         if not path.exists() and path.suffix != ".txt":
             raise InputError(f"{name}: there is neither a model's folder nor a text file here.")
         systems.append([] if path.is_dir() else list(lines(path)))

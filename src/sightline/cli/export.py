@@ -23,7 +23,7 @@ class Precision(StrEnum):
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="The folder of a model that translates.")],
+    model: Annotated[str, typer.Argument(help="The folder or the name of a model that translates.")],
     to: Annotated[Kind, typer.Option(help="What the new folder is for.")],
     out: Annotated[Path, typer.Option(help="The new folder; an older one of this kind is replaced.")],
     precision: Annotated[
@@ -37,14 +37,16 @@ def export(
     is there once it has been compared with the model, and whole."""
     from sightline.checkpoint import load_model, load_tokenizer
     from sightline.errors import InputError
+    from sightline.folders import model_folder
     from sightline.interop.ctranslate2 import SHORTLIST
     from sightline.interop.export import export as write
     from sightline.model.transformer import EncoderDecoder
 
-    ours, tokenizer = load_model(model), load_tokenizer(model)
+    folder = model_folder(model)
+    ours, tokenizer = load_model(folder), load_tokenizer(folder)
     if not isinstance(ours, EncoderDecoder):
         raise InputError(f"{model}: this model is {ours.config.architecture}; only one that translates is exported.")
-    shortlist = Path(model) / SHORTLIST
+    shortlist = folder / SHORTLIST
     found = write(
         ours,
         tokenizer,

@@ -10,7 +10,7 @@ WINDOW = 2048
 
 
 def score(
-    model: Annotated[str, typer.Argument(help="The folder of a trained model.")],
+    model: Annotated[str, typer.Argument(help="The folder or the name of a trained model.")],
     source: Annotated[str, typer.Option(help="Source text, a sentence a line.")],
     target: Annotated[str, typer.Option(help="Its translation, line by line.")],
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line, with every token.")] = False,

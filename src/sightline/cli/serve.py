@@ -8,7 +8,9 @@ import typer
 
 
 def serve(
-    models: Annotated[list[str], typer.Argument(help="Folders of trained models, or NAME=FOLDER.")],
+    models: Annotated[
+        list[str], typer.Argument(help="Folders of trained models or names of shipped ones, or NAME=FOLDER.")
+    ],
     host: Annotated[str, typer.Option(help="Where requests may come from: 0.0.0.0 is everywhere.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Where requests come in; 0 takes one that is free.")] = 8000,
     keys: Annotated[
@@ -26,6 +28,7 @@ def serve(
     ] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the best there is.")] = "auto",
     log: Annotated[str, typer.Option(help="json or plain; auto is plain for a person, json for a file.")] = "auto",
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Serve models: translation, scores, and a look inside, by an API over HTTP.
 
@@ -62,6 +65,17 @@ def serve(
         typer.echo(f"Anybody who reaches {host} may ask: there are no keys (--keys).", err=True)
     shelf.load_first()
     place.listen(2048)
-    address = f"[{host}]" if ":" in host else host
-    typer.echo(f"Serving {', '.join(shelf.entries)} at http://{address}:{place.getsockname()[1]}", err=True)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{place.getsockname()[1]}"
+    typer.echo(f"Serving {', '.join(shelf.entries)} at {address}", err=True)
+    if open_page:
+        _open(address)
     run(create_app(Service(shelf, config), known), place)
+
+
+def _open(address: str) -> None:
+    """In a browser with windows, if there is one; one in the terminal would be in the way."""
+    import os
+    import webbrowser
+
+    if sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        webbrowser.open(address)

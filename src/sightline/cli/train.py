@@ -51,7 +51,7 @@ def train(
     if valid_source is not None and (text or dialogue):
         raise InputError("text and dialogues are tested on text of their kind; name it by --valid.")
     parallel = [
-        (*_weighted(s)[:1], _weighted(t)[0], _weighted(s)[1]) for s, t in zip(source or [], target or [], strict=True)
+        (*weighted(s)[:1], weighted(t)[0], weighted(s)[1]) for s, t in zip(source or [], target or [], strict=True)
     ]
     training = Inputs(parallel, _all(pairs), _all(text), _all(dialogue))
     testing = Inputs(
@@ -90,7 +90,7 @@ def train(
     typer.echo(str(out))
 
 
-def _weighted(text: str) -> tuple[str, float]:
+def weighted(text: str) -> tuple[str, float]:
     """FILE or FILE*WEIGHT."""
     path, star, weight = text.rpartition("*")
     if not star:
@@ -102,7 +102,7 @@ def _weighted(text: str) -> tuple[str, float]:
 
 
 def _all(texts: Paths) -> list[tuple[str, float]]:
-    return [_weighted(text) for text in texts or []]
+    return [weighted(text) for text in texts or []]
 
 
 def _plot(out: Path) -> None:

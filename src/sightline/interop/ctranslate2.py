@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from sightline.checkpoint import write_whole, writing_folder
 from sightline.config import ModelConfig, SearchConfig, StackConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
+from sightline.folders import made_from
 from sightline.model.transformer import EncoderDecoder, FeedForward, MultiHeadAttention, Residual, Stack
 from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.rules import NEVER, bounds
@@ -74,9 +75,10 @@ def library() -> Any:
 
 
 def beside(path: Path, model: EncoderDecoder, tokenizer: Tokenizer, precision: Precision = "float32") -> Path:
-    """The converted model beside a model's own folder files, one for each precision, made when it is first asked for,
-    and anew when the weights are others. Where nothing can be written, it is a CheckpointError."""
-    folder = path / ("ctranslate2" if precision == "float32" else f"ctranslate2-{precision}")
+    """The converted model beside a model's own files (of a shipped one, in the user's cache), one for each precision,
+    made when it is first asked for, and anew when the weights are others. Where nothing can be written, it is a
+    CheckpointError."""
+    folder = made_from(path) / ("ctranslate2" if precision == "float32" else f"ctranslate2-{precision}")
     weights = (path / "model.safetensors").stat()
     stamp = f"{weights.st_size} {weights.st_mtime_ns}"
     mark = folder / "made-from.txt"

@@ -18,6 +18,7 @@ import torch
 from sightline.checkpoint import load_tokenizer
 from sightline.engine import Engine, Reader
 from sightline.errors import CheckpointError, InputError, SightlineError
+from sightline.folders import model_folder
 from sightline.serve.problems import Problem
 
 __all__ = ["NAMES", "Models", "named"]
@@ -41,7 +42,7 @@ def named(models: Sequence[str]) -> dict[str, Path]:
     folders: dict[str, Path] = {}
     for model in models:
         name, is_named, folder = model.partition("=")
-        path = Path(folder if is_named else model)
+        path = model_folder(folder if is_named else model)
         name = name if is_named else path.resolve().name
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
             raise InputError(f"{name!r}: a model is called by letters, digits, - _ and .; give it a name: NAME={path}.")

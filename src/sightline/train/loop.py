@@ -95,6 +95,7 @@ def train(
     tell(_started(run, pace.steps, model, feed, world))
     if run.step == 0:
         _warn_of_size(model, feed, tell)
+        saver.keep_tested(run)
 
     begun, clock = time.perf_counter(), _Clock()
 
@@ -306,6 +307,7 @@ def _judge(result: Result | None, run: Run, saver: "_Saver", tell: Sink, weights
     """Keep what was tested if it is the best so far (or if nothing can be tested)."""
     if result is None:
         saver.keep_model()
+        saver.keep_tested(run)
         saver.keep_for_average(run, float(run.step))
         return
     by = saver.config.train.best_by
@@ -315,6 +317,7 @@ def _judge(result: Result | None, run: Run, saver: "_Saver", tell: Sink, weights
     if best:
         saver.keep_model()
     if not weights:
+        saver.keep_tested(run)
         saver.keep_for_average(run, value)
     weights = weights or ("running average" if saver.step.average else "weights")
     tell(Validated(run.step, run.epoch, result.loss, result.perplexity, result.scores, best, result.samples, weights))
@@ -361,9 +364,17 @@ class _Saver:
 
     def keep_model(self) -> None:
         """Make the weights, or their running average, the model of the run."""
+        self._write(self.folder)
+
+    def keep_tested(self, run: Run) -> None:
+        """Keep them as a model of its own, where that is asked for."""
+        if self.config.train.keep_tested:
+            self._write(self.folder / "tested" / f"step-{run.step:08}")
+
+    def _write(self, folder: Path) -> None:
         weights = self.weights()
         if self.world.main:
-            save_weights(weights, self.model.config, self.folder, self.tokenizer)
+            save_weights(weights, self.model.config, folder, self.tokenizer)
 
     def keep_for_average(self, run: Run, value: float) -> None:
         """Keep the tested state if it is one of those that will be averaged, and forget the one it replaces."""
@@ -475,5 +486,5 @@ def _stopping() -> Iterator[list[int]]:
 
 def forget(folder: Path) -> None:
     """Remove what an earlier run left in a folder, so that a new one can begin there."""
-    for name in ("checkpoints", "states"):
+    for name in ("checkpoints", "states", "tested"):
         shutil.rmtree(folder / name, ignore_errors=True)

@@ -4,7 +4,6 @@ The folder of a run has `run.json`, what it was started with, so that it can be 
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -20,6 +19,7 @@ from sightline.data.corpus import Corpus, Dialogue, Parallel, Table, Text, lines
 from sightline.data.feed import Feed
 from sightline.data.store import Cleaning, Store, Weighted, prepare, prepare_dialogues, prepare_texts
 from sightline.errors import CheckpointError, ConfigError, InputError
+from sightline.folders import cache_folder, model_folder
 from sightline.model.transformer import Model, build
 from sightline.text.split import split
 from sightline.text.tokenizer import Tokenizer, suggest_vocab_size
@@ -30,7 +30,7 @@ from sightline.train.loop import Run, forget, train
 from sightline.train.validate import Scorer, Validation
 from sightline.train.vocabulary import with_vocabulary
 
-__all__ = ["Inputs", "Request", "choose_preset", "train_files"]
+__all__ = ["Inputs", "Request", "check", "choose_preset", "train_files"]
 
 Note = Callable[[str], None]
 ENOUGH = 500
@@ -87,11 +87,12 @@ def train_files(request: Request, tell: Sink, note: Note = lambda _: None, score
             "there is nothing to train on; name files by --source and --target, --pairs, --text or --dialogue."
         )
     begun = last_state(folder / "checkpoints") is not None
-    old = None if request.start is None or begun else (load_model(request.start), load_tokenizer(request.start))
+    start = None if request.start is None or begun else model_folder(request.start)
+    old = None if start is None else (load_model(start), load_tokenizer(start))
     if not request.resume:
         config = _configure(request, corpora, note, old[0] if old else None)
     world = World(request.device, shard=config.train.shard)
-    cache = request.cache or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sightline"
+    cache = request.cache or cache_folder()
     if not world.main:
         tell, note = _nothing, _nothing
         config = world.from_main(None)  # which first prepares everything
@@ -163,7 +164,13 @@ def _configure(request: Request, corpora: Sequence[Weighted[Any]], note: Note, o
     config = load(preset, request.file, request.sets)
     if old is not None:
         config = config.model_copy(update={"model": old.config})
-    wanted = "encoder-decoder" if isinstance(corpora[0].corpus, Parallel | Table) else "decoder-only or encoder-only"
+    check(config, pairs=isinstance(corpora[0].corpus, Parallel | Table))
+    return config
+
+
+def check(config: Config, *, pairs: bool) -> None:
+    """Whether there can be a run by these options, on pairs or on other text."""
+    wanted = "encoder-decoder" if pairs else "decoder-only or encoder-only"
     if config.model.architecture not in wanted:
         raise InputError(
             f"this text needs a model that is {wanted}, and the configuration asks for one that is "
@@ -171,7 +178,6 @@ def _configure(request: Request, corpora: Sequence[Weighted[Any]], note: Note, o
         )
     if not config.model.source_end:
         raise ConfigError("model.source_end = false cannot be trained: sources here always end in the end token.")
-    return config
 
 
 def _sentences(corpus: Corpus | Text | Dialogue) -> Iterator[tuple[str, ...]]:

@@ -1,0 +1,32 @@
+"""Store where the shipped model `coref` looks in the riddle: what the page shows until the reader's own model answers.
+
+python recipes/coref/stored.py
+"""
+
+from pathlib import Path
+
+from sightline.data.builtin import riddle
+from sightline.engine import load
+from sightline.trace.pack import pack
+
+FILE = Path(__file__).parents[2] / "web" / "src" / "stored.bin"
+
+
+def stored() -> bytes:
+    """The weights of all attentions, and what a server tells about a trace."""
+    engine = load("coref", device="cpu", engine="torch")
+    pair = riddle()[0]
+    trace = engine.trace(pair.source, pair.target)
+    names = [name for name in trace.names() if name.endswith("attention.probabilities")]
+    tensors = [
+        {"name": name, "axes": list(sizes), "shape": list(sizes.values())}
+        for name, sizes in ((name, trace.sizes(name)) for name in names)
+    ]
+    config = engine.model.config.model_dump()
+    about = {"id": "", "model": "coref", "target": pair.target, "config": config, "ids": trace.ids, "tensors": tensors}
+    return pack(trace, names, dtype="f16", about={**about, "tokens": trace.tokens})
+
+
+if __name__ == "__main__":
+    FILE.write_bytes(stored())
+    print(f"{FILE}: {FILE.stat().st_size:,} bytes; make web puts it into the page")

@@ -1,0 +1,17 @@
+"""`sightline models`: what comes with Sightline."""
+
+import typer
+
+
+def models() -> None:
+    """List the models that come with Sightline. Every command takes such a name in place of a folder."""
+    from sightline.checkpoint import count_parameters, read_config
+    from sightline.folders import model_folder, shipped
+
+    for name in shipped():
+        folder = model_folder(name)
+        count = count_parameters(read_config(folder))
+        card = (folder / "README.md").read_text("utf-8")
+        about = card.partition("\n")[0].partition(": ")[2]
+        typer.echo(f"{name:8} {count / 1e6:4.1f} M parameters  {about}")
+        typer.echo(f"         {folder / 'README.md'}")

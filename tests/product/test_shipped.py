@@ -1,0 +1,86 @@
+"""The models that come with Sightline: there by name, with a card, and able to do what it says."""
+
+import re
+import shutil
+
+import pytest
+from safetensors import safe_open
+
+import sightline
+from runs import sightline as run
+from sightline.checkpoint import load_model, load_tokenizer
+from sightline.data.builtin import riddle
+from sightline.evaluate.grammar import grammar
+from sightline.folders import SHIPPED, model_folder, shipped
+from support import difference
+
+RIDDLE = [pair.source for pair in riddle()]
+ANSWERS = [pair.target for pair in riddle()]
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_it_is_small_and_has_a_card(name):
+    folder = SHIPPED / name
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 25e6
+    card = (folder / "README.md").read_text("utf-8")
+    assert card.startswith(f"# {name}: ")
+    for word in ("data", "licence", "Limits"):
+        assert word in card
+    for file in folder.rglob("model.safetensors"):
+        with safe_open(file, "pt") as weights:
+            assert {weights.get_slice(key).get_dtype() for key in weights.keys()} == {"F16"}  # noqa: SIM118 - no dict
+        assert load_tokenizer(file.parent).files == load_tokenizer(folder).files
+
+
+def test_a_name_is_as_good_as_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "en").write_text("".join(f"{text}\n" for text in RIDDLE))
+    (tmp_path / "de").write_text("".join(f"{text}\n" for text in ANSWERS))
+    done = run(tmp_path, "models")
+    assert [line.split()[0] for line in done.stdout.splitlines()[::2]] == shipped()
+    done = run(tmp_path, "translate", "coref", "en")
+    assert done.stdout.splitlines() == ANSWERS
+    done = run(tmp_path, "score", "coref", "--source", "en", "--target", "de")
+    assert [float(line) > -0.5 for line in re.findall(r"^-?[\d.]+(?:e-\d+)?", done.stdout, re.MULTILINE)] == [
+        True,
+        True,
+    ]
+    done = run(tmp_path, "evaluate", "coref", "--source", "en", "--reference", "de")
+    assert "100.0" in done.stdout
+    done = run(tmp_path, "export", "coref", "--to", "ctranslate2", "--out", "exported")
+    assert done.returncode == 0, done.stderr
+    # What is made from it goes to the user's cache, not among the package's files.
+    assert (tmp_path / "cache" / "sightline" / "models" / "coref" / "ctranslate2").is_dir()
+    assert not list((SHIPPED / "coref").glob("ctranslate2*"))
+
+
+def test_a_folder_of_the_same_name_goes_first(tmp_path, monkeypatch):
+    shutil.copytree(SHIPPED / "coref" / "states" / "step-00000000", tmp_path / "coref")
+    monkeypatch.chdir(tmp_path)
+    assert model_folder("coref").resolve() == tmp_path / "coref"
+    done = run(tmp_path, "translate", "nothing", "-")
+    assert done.returncode == 2
+    assert "sightline models" in done.stderr
+
+
+def test_coref_solves_the_riddle_by_looking_at_the_right_noun():
+    engine = sightline.load("coref", device="cpu", engine="torch")
+    assert [found.text for found in engine.translate(RIDDLE)] == ANSWERS
+    for pair in riddle():
+        trace = engine.trace(pair.source, pair.target)
+        row = trace.tokens["target"].index("▁weil")  # the pronoun is written after it
+        looks = trace["decoder.layers.1.cross_attention.probabilities"].values[:, row].mean(0)
+        at = {noun: trace.tokens["source"].index(f"▁{noun}") for noun in ("animal", "street")}
+        meant = pair.source_words[pair.antecedent]
+        (other,) = at.keys() - {meant}
+        assert looks[at[meant]] > 10 * looks[at[other]]
+
+
+def test_the_states_of_coref_lead_from_noise_to_skill():
+    folders = [*sorted((SHIPPED / "coref" / "states").iterdir()), SHIPPED / "coref"]
+    found = [grammar(load_model(folder), load_tokenizer(folder), count=300) for folder in folders]
+    assert len(folders) == 6
+    assert [one.exact for one in found] == sorted(one.exact for one in found)
+    assert (found[0].exact, found[-1].exact, found[-1].pronouns) == (0, 1, 1)
+    first, last = (load_model(folder) for folder in (folders[0], folders[-1]))
+    assert difference(first.encoder.embedding.tokens.weight, last.encoder.embedding.tokens.weight) > 0.1
