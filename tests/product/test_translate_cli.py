@@ -74,8 +74,20 @@ def test_standard_input_is_answered_as_it_comes(taught, expected):
         assert process.wait(timeout=60) == 0
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("nbest", [1, 2])
+SLOWLY = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("how", "nbest"),
+    [
+        (signal.SIGTERM, 1),
+        (signal.SIGKILL, 2),
+        pytest.param(signal.SIGINT, 1, marks=SLOWLY),
+        pytest.param(signal.SIGKILL, 1, marks=SLOWLY),
+        pytest.param(signal.SIGINT, 2, marks=SLOWLY),
+        pytest.param(signal.SIGTERM, 2, marks=SLOWLY),
+    ],
+)
 def test_stopped_and_resumed_nothing_is_lost_or_said_twice(taught, tmp_path, how, nbest):
     many = (TEXTS * 20)[:400]
     (tmp_path / "in").write_text("\n".join(many) + "\n")
@@ -145,7 +157,7 @@ def test_which_word_comes_from_which(taught, expected, tmp_path):
     assert "alignment" not in json.loads(run("translate", taught, "--json", given=TEXTS[0].encode()).stdout)
 
 
-def test_links_of_given_translations(taught, tmp_path):
+def test_links_of_given_translations(taught, here, tmp_path):
     pairs = list(generate("dev", 40))
     model = shutil.copytree(taught, tmp_path / "model")
     for name, rows in (
@@ -156,24 +168,24 @@ def test_links_of_given_translations(taught, tmp_path):
         (tmp_path / name).write_text("".join(f"{row}\n" for row in rows))
     command = ["align", model, "--source", tmp_path / "en", "--target", tmp_path / "de"]
     expected = sightline.load(taught).align([pair.source for pair in pairs], [pair.target for pair in pairs])
-    done = run(*command)
-    assert done.stdout.decode().splitlines() == [write_pharaoh(links) for links in expected]
-    assert done.stderr == b""
-    done = run(*command, "--gold", tmp_path / "gold")
+    code, out, said = here(*command)
+    assert (code, said) == (0, "")
+    assert out.splitlines() == [write_pharaoh(links) for links in expected]
+    _, _, said = here(*command, "--gold", tmp_path / "gold")
     error = agreement(expected, [gold_of(pair) for pair in pairs]).error
-    assert done.stderr.decode().startswith(f"error rate {error:.4f}, precision ")
-    done = run(*command, "--gold", tmp_path / "gold", "--choose")
-    assert (done.returncode, done.stdout) == (0, b"")
+    assert said.startswith(f"error rate {error:.4f}, precision ")
+    code, out, said = here(*command, "--gold", tmp_path / "gold", "--choose")
+    assert (code, out) == (0, "")
     chosen = json.loads((model / "alignment.json").read_text())
     assert chosen["pairs"] == 40
     assert chosen["error"] <= round(error, 4)
-    assert f"chosen by: {chosen['error']:.4f}" in done.stderr.decode()
-    assert f"error rate {chosen['error']:.4f}" in run(*command, "--gold", tmp_path / "gold").stderr.decode()
+    assert f"chosen by: {chosen['error']:.4f}" in said
+    assert f"error rate {chosen['error']:.4f}" in here(*command, "--gold", tmp_path / "gold")[2]
 
 
-def test_options_of_the_search_reach_it(taught):
+def test_options_of_the_search_reach_it(taught, here, tmp_path):
     engine = sightline.load(taught)
-    given = TEXTS[0].encode()
+    (tmp_path / "in").write_text(TEXTS[0])
     for arguments, options in (
         (["--beam", "1"], {"beam": 1}),
         (["--sample", "--seed", "5", "--top-p", "0.9"], {"sample": True, "seed": 5, "top_p": 0.9}),
@@ -184,8 +196,8 @@ def test_options_of_the_search_reach_it(taught):
         (["--mbr", "--beam", "16"], {"sample": True, "risk": "chrf", "beam": 16}),
         (["--sample", "--beam", "16", "--set", "risk=chrf"], {"sample": True, "risk": "chrf", "beam": 16}),
     ):  # fmt: skip
-        done = run("translate", taught, *arguments, given=given)
-        assert done.stdout.decode() == engine.translate(TEXTS[0], **options)[0].text + "\n", done.stderr
+        code, out, said = here("translate", taught, tmp_path / "in", *arguments)
+        assert (code, out) == (0, engine.translate(TEXTS[0], **options)[0].text + "\n"), said
 
 
 def test_a_shortlist_is_learnt_and_used(taught, expected, tmp_path):
@@ -227,7 +239,7 @@ def test_a_shortlist_is_learnt_and_used(taught, expected, tmp_path):
         (["translate", "{model}", "--precision", "int8", "--engine", "torch"], "int8 is for the engine ctranslate2"),
         (["shortlist", "{model}"], "name files by --source and --target, or --pairs"),
         (["shortlist", "{model}", "--source", "{tmp}/there"], "there are 1 --source and 0 --target"),
-        (["shortlist", "{tmp}/none", "--pairs", "{tmp}/there.tsv"], "there is no tokenizer.model"),
+        (["shortlist", "{tmp}/none", "--pairs", "{tmp}/there.tsv"], "there is no model here"),
         (["shortlist", "{model}", "--pairs", "{tmp}/there.tsv"], "cannot be read"),
         (["translate", "{model}", "--set", "temprature=1"], "did you mean 'temperature'"),
         (["translate", "{model}", "--beam", "2", "--set", "groups=3"], "cannot be split"),
@@ -242,15 +254,14 @@ def test_a_shortlist_is_learnt_and_used(taught, expected, tmp_path):
         ),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(taught, tmp_path, arguments, message):
+def test_mistakes_are_told_in_one_sentence(taught, here, tmp_path, arguments, message):
     (tmp_path / "there").write_text("one\n")
     (tmp_path / "other").write_text("eins\n")
     (tmp_path / "longer").write_text("one\ntwo\n")
-    done = run(*(part.format(tmp=tmp_path, model=taught) for part in arguments))
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr.decode()
-    assert len(done.stderr.decode().strip().splitlines()) == 1
-    assert done.stdout == b""
+    code, out, said = here(*(part.format(tmp=tmp_path, model=taught) for part in arguments))
+    assert (code, out) == (2, ""), said
+    assert message in said
+    assert len(said.splitlines()) == 1
 
 
 def test_scores_of_given_translations(taught, tmp_path):

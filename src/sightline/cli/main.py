@@ -10,12 +10,15 @@ import typer
 
 from sightline.cli import (
     align,
+    back_translate,
     config,
     demo,
+    distill,
     doctor,
     evaluate,
     export,
     import_,
+    models,
     score,
     serve,
     shortlist,
@@ -36,7 +39,9 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(train.train)
+app.command()(distill.distill)
 app.command()(translate.translate)
+app.command()(back_translate.back_translate)
 app.command()(shortlist.shortlist)
 app.command()(score.score)
 app.command()(align.align)
@@ -44,6 +49,7 @@ app.command()(evaluate.evaluate)
 app.command()(serve.serve)
 app.command("import")(import_.import_)
 app.command()(export.export)
+app.command()(models.models)
 app.add_typer(config.app, name="config")
 app.command()(doctor.doctor)
 

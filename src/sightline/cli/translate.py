@@ -1,29 +1,21 @@
 """`sightline translate`: raw text in, raw text out, a line for a line, however many there are."""
 
-import contextlib
 import json
-import os
-import select
-import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+
+from sightline.cli.lines import answer_lines, check_files, check_new, count_done
 
 if TYPE_CHECKING:
     from sightline.engine import Translation
 
-FIRST, LAST = 32, 4096
-"""Lines that are translated together: few at first, so that one sees soon how it goes, then as many as take some
-seconds."""
-
 
 def translate(
-    model: Annotated[str, typer.Argument(help="The folder of a trained model.")],
+    model: Annotated[str, typer.Argument(help="The folder or the name of a trained model.")],
     file: Annotated[str, typer.Argument(help="Text to translate, plain or compressed; - is standard input.")] = "-",
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of standard output.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where --out ends.")] = False,
@@ -69,48 +61,22 @@ def translate(
     options = load_search(set or [], beams=max(beam, nbest) if nbest > 1 else beam, risk=risk, **given)
     if resume and out is None:
         raise InputError("--resume goes on with a file; name it by --out.")
-    if out is not None and out.exists() and not resume:
-        raise InputError(f"{out}: there is such a file already; add --resume to go on, or choose another --out.")
-    path = None if file == "-" else Path(file)
-    if path is not None and not path.is_file():
-        raise InputError(f"{path}: there is no such file.")
+    if out is not None:
+        check_new(out, resume)
+    paths = None if file == "-" else [Path(file)]
+    check_files(paths or [])
     chosen = {"engine": cast("Any", engine), "precision": cast("Any", precision), "shortlist": shortlist}
     translator = load([model, *(vote or [])], device=device, **chosen)
     more: dict[str, Any] = {"prefix": prefix, "without": without or [], "within": within or []}
     more |= {"details": as_json, "align": align}
     several = options.nbest > 1 and not as_json
-    done = _done(out, several) if resume and out is not None else 0
-    written = done
+    done = count_done(out, several) if resume and out is not None else 0
 
-    def answer(texts: list[str]) -> list["Translation"]:
-        return translator.search(texts, options, **more)
+    def answer(texts: list[str], first: int) -> Iterator[bytes]:
+        for number, found in enumerate(translator.search(texts, options, **more), first):
+            yield _written(found, number, several, as_json)
 
-    for which in (signal.SIGTERM, signal.SIGINT):  # also where whoever started us does not listen
-        signal.signal(which, _interrupt)
-    with contextlib.ExitStack() as stack:
-        into: IO[bytes] = sys.stdout.buffer if out is None else stack.enter_context(out.open("ab"))
-        progress = stack.enter_context(_progress(path, done, quiet=out is None and sys.stdout.isatty()))
-        try:
-            for texts in _translatable(path, skip=done):
-                for number, found in enumerate(answer(texts), written + 1):
-                    into.write(_written(found, number, several, as_json))
-                into.flush()
-                written += len(texts)
-                progress(len(texts))
-        except BrokenPipeError:  # whoever reads has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        except KeyboardInterrupt:
-            if out is None:
-                sys.exit(130)
-            typer.echo(f"\nStopped after {written:,} lines; the same command with --resume goes on.", err=True)
-            sys.exit(130)
-        except OSError as error:
-            where = out if out is not None else "standard output"
-            raise InputError(f"{where}: cannot be written: {error.strerror}.") from None
-
-
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
+    answer_lines(paths, out, done, answer, "nothing" if out is None and sys.stdout.isatty() else "bar")
 
 
 def _written(found: "Translation", number: int, several: bool, as_json: bool) -> bytes:
@@ -137,111 +103,3 @@ def _written(found: "Translation", number: int, several: bool, as_json: bool) ->
 
 def _line(text: str) -> str:
     return text.replace("\r", " ").replace("\n", " ")
-
-
-def _done(out: Path, several: bool) -> int:
-    """How many lines of the input are answered in a file; what was begun after them is cut off."""
-    if not out.exists():
-        return 0
-    count, end, first, last = 0, 0, 0, b""
-    with out.open("r+b") as file:
-        for raw in file:
-            if not raw.endswith(b"\n"):
-                break
-            number = raw.split(b" ||| ", 1)[0]
-            if not several or number != last:
-                count, first = count + 1, end
-            last, end = number, end + len(raw)
-        if several and count:  # there may be more answers to the last line
-            count, end = count - 1, first
-        file.truncate(end)
-    return count
-
-
-def _translatable(path: Path | None, skip: int) -> Iterator[list[str]]:
-    """The lines of the input as texts, in windows; without the first few."""
-    bad, number = 0, 0
-    for window in _windows(_from_file(path) if path is not None else _from_standard_input(), skip):
-        texts = []
-        for raw in window:
-            number += 1
-            text = raw.removesuffix(b"\r").decode("utf-8-sig" if number + skip == 1 else "utf-8", "replace")
-            if "\ufffd" in text and "\ufffd".encode() not in raw:
-                bad += 1
-                if bad <= 3:
-                    where = path or "standard input"
-                    typer.echo(f"{where}:{number + skip}: bytes that are not UTF-8 are read as \ufffd.", err=True)
-            texts.append(text)
-        yield texts
-    if bad > 3:
-        typer.echo(f"{bad:,} lines had bytes that are not UTF-8.", err=True)
-
-
-def _windows(lines: Iterator[bytes | None], skip: int) -> Iterator[list[bytes]]:
-    """Lines that are translated together: as many as take some seconds, or all there are before a pause (None)."""
-    size = FIRST
-    window: list[bytes] = []
-    for line in chain(lines, [None]):
-        if line is not None and skip:
-            skip -= 1
-            continue
-        if line is not None:
-            window.append(line)
-        if window and (line is None or len(window) >= size):
-            began = time.monotonic()
-            yield window
-            took, window = time.monotonic() - began, []
-            size = min(LAST, 2 * size) if took < 2 else max(FIRST, size // 2) if took > 8 else size
-
-
-def _from_file(path: Path) -> Iterator[bytes]:
-    from sightline.data.corpus import raw_lines
-
-    return (line.removesuffix(b"\n") for line in raw_lines(path))
-
-
-def _from_standard_input() -> Iterator[bytes | None]:
-    """Lines as they come, and None where one would have to wait for the next."""
-    source, rest = sys.stdin.fileno(), b""
-    while some := os.read(source, 1 << 16):
-        *lines, rest = (rest + some).split(b"\n")
-        yield from lines
-        if not _waiting(source):
-            yield None
-    if rest:
-        yield rest
-
-
-def _waiting(source: int) -> bool:
-    """Whether there is more to read just now."""
-    try:
-        return bool(select.select([source], [], [], 0.02)[0])
-    except OSError:  # Windows can only wait for sockets
-        return False
-
-
-@contextlib.contextmanager
-def _progress(path: Path | None, done: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error while a file is translated, with the time that is left; nothing where nobody looks."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from sightline.data.corpus import raw_lines
-
-    console = Console(stderr=True)
-    if path is None or quiet or not console.is_terminal:
-        yield lambda _: None
-        return
-    total = sum(1 for _ in raw_lines(path))
-    speed = TextColumn("{task.fields[speed]}")
-    with Progress(BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task("", total=total, completed=done, speed="")
-        began, count = time.monotonic(), 0
-
-        def tell(lines: int) -> None:
-            nonlocal count
-            count += lines
-            speed = count / max(time.monotonic() - began, 1e-9)
-            bar.update(task, advance=lines, speed=f"{speed:,.0f} lines/s" if speed >= 10 else f"{speed:.1f} lines/s")
-
-        yield tell

@@ -1,0 +1,214 @@
+"""Text of any length, a line for a line: read a window at a time, answered, written whole, gone on with later.
+
+What every command has in common that translates files.
+"""
+
+import codecs
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import typer
+
+FIRST, LAST = 32, 4096
+"""Lines that are translated together: few at first, so that one sees soon how it goes, then as many as take some
+seconds."""
+EVERY = 30
+"""Seconds between two lines that tell how it goes."""
+
+Answer = Callable[[list[str], int], Iterable[bytes]]
+"""From some texts, and the number of the first of them, to what is written for each."""
+Show = Literal["nothing", "bar", "lines"]
+
+
+def check_new(out: Path, resume: bool) -> None:
+    """Nothing is written over."""
+    from sightline.errors import InputError
+
+    if out.exists() and not resume:
+        raise InputError(f"{out}: there is such a file already; add --resume to go on, or choose another --out.")
+
+
+def check_files(paths: Iterable[Path]) -> None:
+    """What is to be read is there."""
+    from sightline.errors import InputError
+
+    for path in paths:
+        if not path.is_file():
+            raise InputError(f"{path}: there is no such file.")
+
+
+def count_done(out: Path, several: bool = False) -> int:
+    """How many lines of the input are answered in a file; what was begun after them is cut off. `several`: each may
+    have several answers, with its number in front of them."""
+    if not out.exists():
+        return 0
+    count, end, first, last = 0, 0, 0, b""
+    with out.open("r+b") as file:
+        for raw in file:
+            if not raw.endswith(b"\n"):
+                break
+            number = raw.split(b" ||| ", 1)[0]
+            if not several or number != last:
+                count, first = count + 1, end
+            last, end = number, end + len(raw)
+        if several and count:  # there may be more answers to the last line
+            count, end = count - 1, first
+        file.truncate(end)
+    return count
+
+
+def answer_lines(paths: Sequence[Path] | None, out: Path | None, done: int, answer: Answer, show: Show) -> None:
+    """Answer the lines of files (None: of standard input) but for those that are done, into a file (None: to standard
+    output). Whoever stops it is told how to go on."""
+    from sightline.errors import InputError
+
+    written = done
+    with _interruptible():
+        try:
+            with contextlib.ExitStack() as stack:
+                into: IO[bytes] = sys.stdout.buffer if out is None else stack.enter_context(out.open("ab"))
+                tell = stack.enter_context(_progress(paths, done, show))
+                for texts in _windows(_texts(paths, skip=done)):
+                    for row in answer(texts, written + 1):
+                        into.write(row)
+                    into.flush()
+                    written += len(texts)
+                    tell(len(texts))
+        except BrokenPipeError:  # whoever reads has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except KeyboardInterrupt:
+            if out is not None:
+                typer.echo(f"\nStopped after {written:,} lines; the same command with --resume goes on.", err=True)
+            sys.exit(130)
+        except OSError as error:
+            where = out if out is not None else "standard output"
+            raise InputError(f"{where}: cannot be written: {error.strerror}.") from None
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Inside the block, SIGTERM is taken as Ctrl-C is, which is heard even if whoever started us does not listen."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = {which: signal.signal(which, interrupt) for which in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)
+
+
+def _texts(paths: Sequence[Path] | None, skip: int) -> Iterator[str | None]:
+    """The lines of files as texts, without the first few; None where one would have to wait for the next."""
+    bad = 0
+    for where in [None] if paths is None else paths:
+        number = 0
+        for raw in _from_standard_input() if where is None else _from_file(where):
+            if raw is None:
+                yield None
+                continue
+            number += 1
+            if skip:
+                skip -= 1
+                continue
+            line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
+            text = line.removesuffix(b"\r").decode("utf-8", "replace")
+            if "\ufffd" in text and "\ufffd".encode() not in raw:
+                bad += 1
+                if bad <= 3:
+                    place = f"{where or 'standard input'}:{number}"
+                    typer.echo(f"{place}: bytes that are not UTF-8 are read as \ufffd.", err=True)
+            yield text
+    if bad > 3:
+        typer.echo(f"{bad:,} lines had bytes that are not UTF-8.", err=True)
+
+
+def _windows(texts: Iterable[str | None]) -> Iterator[list[str]]:
+    """Lines that are translated together: as many as take some seconds, or all there are before a pause (None)."""
+    size = FIRST
+    window: list[str] = []
+    for text in chain(texts, [None]):
+        if text is not None:
+            window.append(text)
+        if window and (text is None or len(window) >= size):
+            began = time.monotonic()
+            yield window
+            took, window = time.monotonic() - began, []
+            size = min(LAST, 2 * size) if took < 2 else max(FIRST, size // 2) if took > 8 else size
+
+
+def _from_file(path: Path) -> Iterator[bytes]:
+    from sightline.data.corpus import raw_lines
+
+    return (line.removesuffix(b"\n") for line in raw_lines(path))
+
+
+def _from_standard_input() -> Iterator[bytes | None]:
+    """Lines as they come, and None where one would have to wait for the next."""
+    source, rest = sys.stdin.fileno(), b""
+    while some := os.read(source, 1 << 16):
+        *lines, rest = (rest + some).split(b"\n")
+        yield from lines
+        if not _waiting(source):
+            yield None
+    if rest:
+        yield rest
+
+
+def _waiting(source: int) -> bool:
+    """Whether there is more to read just now."""
+    try:
+        return bool(select.select([source], [], [], 0.02)[0])
+    except OSError:  # Windows can only wait for sockets
+        return False
+
+
+@contextlib.contextmanager
+def _progress(paths: Sequence[Path] | None, done: int, show: Show) -> Iterator[Callable[[int], None]]:
+    """What tells on standard error how far it is: a bar with the time that is left, where somebody looks, or lines."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from sightline.data.corpus import raw_lines
+
+    console = Console(stderr=True)
+    if paths is None or show == "nothing" or (show == "bar" and not console.is_terminal):
+        yield lambda _: None
+        return
+    total = sum(1 for path in paths for _ in raw_lines(path))
+    began, count, told = time.monotonic(), 0, time.monotonic()
+
+    def speed() -> str:
+        found = count / max(time.monotonic() - began, 1e-9)
+        return f"{found:,.0f} lines/s" if found >= 10 else f"{found:.1f} lines/s"
+
+    def tell_in_lines(lines: int) -> None:
+        nonlocal count, told
+        count += lines
+        if time.monotonic() - told >= EVERY:
+            told = time.monotonic()
+            typer.echo(f"line {done + count:,}/{total:,}  {speed()}", err=True)
+
+    if show == "lines":
+        yield tell_in_lines
+        return
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=total, completed=done, speed="")
+
+        def tell(lines: int) -> None:
+            nonlocal count
+            count += lines
+            bar.update(task, advance=lines, speed=speed())
+
+        yield tell
