@@ -27,7 +27,7 @@ setup: .venv/dev
 
 .venv/run: .venv/made pyproject.toml
 	@echo "== Installing Sightline (PyTorch is large; this happens once)"
-	@$(PIP) -e . | $(AT)
+	@$(PIP) -e '.[serve]' | $(AT)
 	@touch $@
 
 .venv/dev: .venv/made pyproject.toml

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from sightline.cli.demo import show
+from sightline.cli.demo import explain, translate
 
 INK = TerminalTheme(
     (16, 20, 28),
@@ -29,6 +29,7 @@ SHEET = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http
 
 if __name__ == "__main__":
     console = Console(record=True, width=92, file=io.StringIO(), force_terminal=True, highlight=False)
-    show(console)
+    translate(console)
+    explain(console)
     svg = console.export_svg(theme=INK, code_format=SHEET, unique_id="demo")
     (Path(__file__).parent / "demo.svg").write_text(svg)

@@ -2,11 +2,16 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
 
+import httpx
+
 from sightline.config import Config, load, presets
+from sightline.data.builtin import riddle
+from sightline.folders import shipped
 
 
 def sightline(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -16,20 +21,32 @@ def sightline(*arguments: str, **environment: str) -> subprocess.CompletedProces
     )
 
 
-def test_demo_shows_real_numbers_and_teaches_a_model_the_riddle(tmp_path):
-    done = sightline("demo", "--out", str(tmp_path / "model"))
-    assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^\S+ +[+-]\d+\.\d{3} +[+-]\d+\.\d{3} +(\d\.\d{3}) +━*", done.stdout, re.MULTILINE)
-    assert len(rows) == 12
-    assert abs(sum(map(float, rows)) - 1) < 0.01
-    assert "the same words" in done.stdout
-    for line in ("without positions   0.00000", "with the look-ahead mask      0.000000"):
-        assert line in done.stdout
-    text = " ".join(done.stdout.split())
-    largest = re.search(r"largest difference to what the fused kernels gave: (\S+)\.", text)
+def test_demo_translates_explains_teaches_and_opens_the_page(tmp_path):
+    command = [sys.executable, "-m", "sightline.cli.main", "demo", "--out", str(tmp_path / "model"), "--port", "0"]
+    with (tmp_path / "said").open("w") as said:
+        running = subprocess.Popen(command, stdout=said, stderr=subprocess.PIPE, text=True)
+        url = next(found[1] for line in running.stderr if (found := re.search(r"^Serving .* at (http\S+)", line)))
+        assert "<title>Sightline</title>" in httpx.get(url).text
+        models = [model["name"] for model in httpx.get(f"{url}/v1/models").json()["models"]]
+        assert models == [*shipped(), "yours"]
+        asked = {"model": "yours", "text": riddle()[0].source}
+        answer = httpx.post(f"{url}/v1/translate", json=asked, timeout=60).json()
+        assert answer["translations"][0]["text"] == riddle()[0].target
+        running.send_signal(signal.SIGINT)
+        running.communicate(timeout=60)
+    assert running.returncode == 0
+    said = (tmp_path / "said").read_text()
+    for pair in riddle():
+        assert f"  {pair.source}\n  {pair.target}\n" in said
+    rows = re.findall(r"^(\S+) +(\d\.\d{3}) ━* +(\d\.\d{3})", said, re.MULTILINE)
+    looks = {word: (float(tired), float(wide)) for word, tired, wide in rows}
+    assert looks["animal"][0] > 10 * looks["street"][0]
+    assert looks["street"][1] > 10 * looks["animal"][1]
+    text = " ".join(said.split())
+    largest = re.search(r"largest difference to what ran: (\S+)\.", text)
     assert largest is not None
     assert float(largest.group(1)) <= 1e-5
-    answers = re.findall(r"(before|after) .*?(right|wrong)", done.stdout)
+    answers = re.findall(r"(before|after) .*?(right|wrong)", said)
     assert answers == [("before", "wrong"), ("after", "right")] * 2
     shares = re.search(r"has not seen, ([\d.]+)% are right to the letter, and ([\d.]+)% of the pronouns", text)
     assert shares is not None
