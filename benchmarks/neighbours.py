@@ -58,7 +58,7 @@ def main() -> None:
         alone = [find(ours, [source], config)[0][0] for source in sources]
         for size, packed in itertools.product(options.batches, (False, True)):
             began = time.perf_counter()
-            order = random.Random(size).sample(range(len(sources)), len(sources))  # noqa: S311
+            order = random.Random(size).sample(range(len(sources)), len(sources))
             found: dict[int, Any] = {}
             for start in range(0, len(order), size):
                 batch = order[start : start + size]

@@ -392,7 +392,7 @@ class Mixed:
 
     def __init__(self, server: Server, known: Mapping[int, Mapping[str, str]], seed: int) -> None:
         """`known`: by beam, the translation of each text."""
-        self.server, self.known, self.chance = server, known, random.Random(seed)  # noqa: S311
+        self.server, self.known, self.chance = server, known, random.Random(seed)
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
 
@@ -708,7 +708,7 @@ async def _until_it_ends(
     sent: list[Sent],
 ) -> None:
     """Ask until nobody is there. Some keep their connection, some take a new one each time, some read streams."""
-    one, chance = Connection(server.port), random.Random(number)  # noqa: S311
+    one, chance = Connection(server.port), random.Random(number)
     streams, kept = number % 4 >= 2, number % 2 == 0
     while True:
         text, texts = chance.choice(list(greedy)), chance.choice(list(known))

@@ -102,6 +102,11 @@ def test_the_reference_is_generated_from_the_code(tmp_path, monkeypatch):
         assert page.read_text() == (ROOT / "docs" / "reference" / page.name).read_text(), f"run make docs: {page.name}"
 
 
+def test_the_results_are_put_together_from_what_was_measured():
+    report = runpy.run_path(str(ROOT / "benchmarks" / "report.py"))["report"]
+    assert (ROOT / "benchmarks" / "RESULTS.md").read_text("utf-8") == report()
+
+
 def test_the_guide_to_serving_has_every_option_and_every_problem():
     page = (ROOT / "docs" / "guides" / "serve.md").read_text()
     rows = dict(re.findall(r"^\| `([\w-]+)` \| (\S+) \| .+ \|$", page, re.MULTILINE))

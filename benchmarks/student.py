@@ -1,0 +1,105 @@
+"""The shipped translator beside its teacher: how good, and how fast on a processor, by the same engine.
+
+    python benchmarks/student.py en-fr TEACHER --data DATA
+
+TEACHER is OPUS-MT English-French (`sightline import Helsinki-NLP/opus-mt-en-fr --out TEACHER`). DATA has
+`tatoeba/en-fr.test.tsv.gz` (sampled from the Tatoeba Challenge) and `multi30k/en-fr.test2016.tsv.gz` (Multi30k, task 1,
+raw): English, a tab, French. Quality is that of beam 4 in float32. For speed both get the same sentences in batches of
+32 and take turns; for each batch the best of several times counts. Words are those of the source.
+"""
+
+import argparse
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import keep, side_by_side, where
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+import sightline
+from sightline.data.corpus import Table, read_pairs
+
+SETS = {"Tatoeba": "tatoeba/en-fr.test.tsv.gz", "Multi30k": "multi30k/en-fr.test2016.tsv.gz"}
+EVERYDAY = ["Hi, how are you?", "I am a student.", "Where is the nearest station?"]
+RIDDLE = [f"The animal didn't cross the street because it was too {word}." for word in ("tired", "wide")]
+BATCH = 32
+
+
+def quality(systems: dict[str, str], data: Path, most: int | None) -> list[dict[str, Any]]:
+    """BLEU and chrF of each, with their signatures."""
+    rows = []
+    for name, model in systems.items():
+        engine = sightline.load(model, device="cpu", precision="float32")
+        for called, file in SETS.items():
+            sources, references = zip(*list(read_pairs(Table(data / file)))[:most], strict=True)
+            answers = [found.text for found in engine.translate(sources)]
+            row: dict[str, Any] = {"system": name, "test set": called, "sentences": len(sources)}
+            for metric in (BLEU(), CHRF()):
+                score = metric.corpus_score(answers, [references])
+                row[score.name] = f"{score.score:.2f} ({metric.get_signature()})"
+            rows.append(row)
+            print(row, flush=True)
+    return rows
+
+
+def translate(engine: sightline.Engine, beams: int, texts: list[str]) -> list[str]:
+    """What is timed."""
+    return [found.text for found in engine.translate(texts, beam=beams)]
+
+
+def speed(systems: dict[str, str], texts: list[str], threads: int, rounds: int) -> list[dict[str, Any]]:
+    """Words a second of each, in both precisions."""
+    torch.set_num_threads(threads)
+    batches = [texts[i : i + BATCH] for i in range(0, len(texts), BATCH)]
+    words, rows = sum(len(text.split()) for text in texts), []
+    for precision in ("float32", "int8"):
+        engines = {
+            name: sightline.load(
+                model, device="cpu", engine="ctranslate2", precision="int8" if precision == "int8" else "float32"
+            )
+            for name, model in systems.items()
+        }
+        for beams in (1, 4):
+            said = {name: functools.partial(translate, engine, beams) for name, engine in engines.items()}
+            found = side_by_side(said, batches, rounds)
+            for name, (seconds, _) in found.items():
+                row = {"system": name, "threads": threads, "precision": precision, "beams": beams}
+                row |= {"words/s": round(words / seconds), "times the teacher": round(found["teacher"][0] / seconds, 2)}
+                rows.append(row)
+                print(row, flush=True)
+    return rows
+
+
+def main() -> None:
+    """Measure, and keep the result."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("student")
+    parser.add_argument("teacher")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--sentences", type=int, help="of each test set; all, if left out")
+    parser.add_argument("--timed", type=int, default=192, help="sentences whose translation is timed")
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args()
+    systems = {"student": options.student, "teacher": options.teacher}
+    texts = [source for source, _ in read_pairs(Table(options.data / SETS["Tatoeba"]))][: options.timed]
+    cores = torch.get_num_threads()
+    timed = [row for threads in sorted({1, cores}) for row in speed(systems, texts, threads, options.rounds)]
+    torch.set_num_threads(cores)
+    engine = sightline.load(options.student, device="cpu")
+    said = {text: engine.translate([text])[0].text for text in (*EVERYDAY, *RIDDLE)}
+    result = {
+        "where": where("ctranslate2", "sacrebleu"),
+        "settings": {"student": options.student, "timed sentences": len(texts), "batch": BATCH},
+        "quality": quality(systems, options.data, options.sentences),
+        "speed": timed,
+        "said": said,
+    }
+    print(json.dumps(result, indent=2, ensure_ascii=False))
+    print(keep("student", result))
+
+
+if __name__ == "__main__":
+    main()
