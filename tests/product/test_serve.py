@@ -384,9 +384,12 @@ def test_limits_keep_the_service_from_drowning(small):
 
     assert refused({"text": "x" * 3000}) == "the body may have 2000 bytes at most."
     assert refused({"text": "x" * 301}) == "301 characters are too many; send 300 at most."
-    assert refused({"text": ["x"] * 4}) == "5 texts are too many; send 3 at most."
+    assert refused({"text": ["x"] * 4}) == "4 texts are too many; send 3 at most."
+    assert small.post("/v1/translate", {"text": ["x"] * 3}).status_code == 200
     assert refused({"text": "x y z " * 40, "beam": 4}).startswith("804 tokens, counted once for every beam, are more")
-    assert refused({"text": "x", "beam": 5}, 422, "invalid") == "beam: 5 are too many; ask for 4 at most."
+    for path, more in (("translate", {}), ("trace", {}), ("trace", {"target": "y"}), ("beams", {})):
+        found = refused({"text": "x", "beam": 5, **more}, 422, "invalid", f"/v1/{path}")
+        assert found == "beam: 5 are too many; ask for 4 at most."
     assert refused({"text": "x " * 20}, path="/v1/trace").endswith("it may have 30 at most.")
 
     def parts():

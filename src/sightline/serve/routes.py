@@ -171,7 +171,7 @@ async def trace(asked: schemas.TraceRequest, request: Request, service: Serving)
         (found,), _ = await _translated(asked, [asked.text], asked.model, request, service)
         target = found.text
     given = [] if target is None else [target]
-    _check(service, [asked.text, *given])
+    _check(service, [asked.text, *given], asked.beam)
 
     def work() -> schemas.TraceAnswer:
         _check_tokens(service, engine, [asked.text], given)
@@ -215,7 +215,7 @@ async def tensors(
         seen = remembered.trace
         wanted = names or seen.names()
         _check_names(seen, wanted)
-        size = sum(math.prod(_tensor(seen, one).shape) for one in wanted) * (2 if dtype == "f16" else 4)
+        size = sum(math.prod(seen.sizes(one).values()) for one in wanted) * (2 if dtype == "f16" else 4)
         if size > MOST_PACKED:
             raise Problem("too-large", f"{size} bytes are too many at once; ask for fewer tensors, or for pieces.")
         return pack(seen, wanted, dtype=dtype)
@@ -411,7 +411,7 @@ async def _translated(
     asked: schemas.SearchRequest, texts: Sequence[str], model: str | None, request: Request, service: Service
 ) -> tuple[list[Found], str]:
     more = asked.model_dump(include={"without", "within", "details", "align"})
-    words = [*more.get("without", []), *more.get("within", []), asked.prefix]
+    words = [*more.get("without", []), *more.get("within", []), *filter(None, [asked.prefix])]
     config = asked.config()
     _check(service, [*texts, *words], config.beams)
     name, engine = await service.models.engine(model)
@@ -465,8 +465,8 @@ def _row(values: Tensor, row: int | None) -> Tensor:
 
 
 def _tensor(seen: Trace, name: str) -> schemas.Tensor:
-    traced = seen[name]
-    return schemas.Tensor(name=name, axes=list(traced.axes), shape=list(traced.values.shape))
+    sizes = seen.sizes(name)
+    return schemas.Tensor(name=name, axes=list(sizes), shape=list(sizes.values()))
 
 
 def _translation(found: Found, asked: schemas.TranslateRequest) -> schemas.Translation:
