@@ -12,12 +12,12 @@ SCRIPT = Path(__file__).parents[1] / "compiled.py"
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_compiled_equals_eager(device):
-    assert compiled(device, "translators") == 9
+    assert compiled(device, "some") == 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_compiled_equals_eager_in_every_architecture(device):
+def test_compiled_equals_eager_in_every_way(device):
     assert compiled(device, "all") == 11
 
 

@@ -211,19 +211,20 @@ def test_batches_that_are_accumulated_are_one_batch(optimizer, corpus, tmp_path)
 # --- Stopped from outside
 
 
-def test_killed_at_any_moment_and_resumed_until_it_is_done(corpus, tmp_path):
-    """SIGKILL, twenty times: while it starts, learns, tests or writes. In the end nothing shows it."""
-    options = ["train.steps=600", "train.report_every=7", "train.validate_every=25", "train.save_every=10"]
+@pytest.mark.parametrize("times", [6, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_and_resumed_until_it_is_done(times, corpus, tmp_path):
+    """SIGKILL, again and again: while it starts, learns, tests or writes. In the end nothing shows it."""
+    options = [f"train.steps={30 * times}", "train.report_every=7", "train.validate_every=25", "train.save_every=10"]
     options += ["train.ema=0.9", "train.average=3"]
     train_here(corpus, tmp_path / "whole", *options)
     out, killed = tmp_path / "killed", []
-    for attempt in range(21):
+    for attempt in range(times + 1):
         resumed = (out / "run.json").exists()
         begun = last_state(out / "checkpoints")
         train = ["train", "--resume", "--device", "cpu"] if resumed else on_pairs(corpus, *options)
         running = start(tmp_path, *train, "--out", out)
-        if attempt < 20:
-            if attempt % 10:
+        if attempt < times:
+            if attempt % 5:
                 wait_for(lambda begun=begun: last_state(out / "checkpoints") != begun, running)
                 time.sleep(random.uniform(0, 0.1))
             else:  # anywhere, also before it begins to learn
@@ -236,7 +237,7 @@ def test_killed_at_any_moment_and_resumed_until_it_is_done(corpus, tmp_path):
         where = last_state(out / "checkpoints")
         killed.append(where.name if where else None)
     assert running.returncode == 0
-    assert len(killed) >= 15, killed
+    assert len(killed) >= times * 3 // 4, killed
     assert files(out).keys() == files(tmp_path / "whole").keys()
     whole, again = files(tmp_path / "whole"), files(out)
     assert [name for name in whole if name != "run.json" and whole[name] != again[name]] == [], killed
@@ -374,6 +375,19 @@ def test_without_a_test_the_last_state_is_kept_or_the_mean_of_the_last(corpus, t
         train_here(corpus, out, *options, also=watch, tested=False)
         expected = mean([watch.weights[step] for step in (8, 10, 12)]) if average else watch.weights[12]
         assert same_weights(load_file(out / "model.safetensors"), expected)
+
+
+def test_every_tested_state_is_kept_where_that_is_asked_for(corpus, tmp_path):
+    out = tmp_path / "run"
+    watch = Watch(out)
+    train_here(corpus, out, "train.save_every=1", "train.validate_every=4", "train.keep_tested=true", also=watch)
+    assert sorted(path.name for path in (out / "tested").iterdir()) == [f"step-{i:08}" for i in (0, 4, 8, 12)]
+    for step in (4, 8, 12):
+        folder = out / "tested" / f"step-{step:08}"
+        assert same_weights(load_file(folder / "model.safetensors"), watch.weights[step])
+        assert load_tokenizer(folder).files == load_tokenizer(out).files
+    first = load_file(out / "tested" / "step-00000000" / "model.safetensors")
+    assert not same_weights(first, watch.weights[1])
 
 
 def test_patience_ends_a_run_that_gets_no_better(corpus, tmp_path):

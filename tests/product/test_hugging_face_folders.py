@@ -175,7 +175,7 @@ def same_answers(model, tokenizer, theirs, sources, beams):
 ANY = {"config": configurations(), "separate": st.booleans(), "seed": st.integers(0, 10**6)}
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(**ANY)
 def test_there_and_back(tmp_path_factory, config, separate, seed):
     there_and_back(tmp_path_factory, config, separate, seed)

@@ -216,13 +216,15 @@ def test_coverage_counts_what_was_looked_at():
     model = model_of("paper", 7, vocab_size=7, positions=positions)
     hypotheses = [h for n in range(4) for h in itertools.product(range(UNKNOWN + 1, 7), repeat=n)]
     for source in ([4, 5, 6], [5]):
+        plain = dict(zip(hypotheses, all_scores(model, source, hypotheses, 1.0), strict=True))
         sums = {}
-        for h, plain in zip(hypotheses, all_scores(model, source, hypotheses, 1.0), strict=True):
+        for n in range(4):
+            some = [h for h in hypotheses if len(h) == n]
             with tracing(model) as trace:
-                model(torch.tensor([[*source, END]]), torch.tensor([[START, *h]]))
+                model(torch.tensor([[*source, END]] * len(some)), torch.tensor([[START, *h] for h in some]))
             last = f"decoder.layers.{model.config.decoder.layers - 1}.cross_attention.probabilities"
-            got = trace.sentence(0)[last].values.mean(0).sum(0)
-            sums[h] = plain + 2.0 * got.clamp(max=1).log().sum().item()
+            got = trace[last].values.mean(1).sum(1).clamp(max=1).log().sum(1)
+            sums |= {h: plain[h] + 2.0 * looked.item() for h, looked in zip(some, got, strict=True)}
         (found,) = search_all(model, [source], beams=110, coverage_penalty=2.0)
         assert found.score == pytest.approx(max(sums.values()), abs=1e-4)
         assert sums[tuple(found.ids)] == pytest.approx(found.score, abs=1e-4)
