@@ -14,13 +14,15 @@ def shipped() -> list[str]:
 
 
 def model_folder(model: str | Path) -> Path:
-    """The folder of a model that is named by its folder, or by the name of one that is shipped."""
-    return SHIPPED / model if not Path(model).exists() and str(model) in shipped() else Path(model)
+    """The folder of a model that is named by its folder, or by the name of a shipped one (coref), or of a state of that
+    (coref/states/step-00000080)."""
+    inside = SHIPPED / model
+    return inside if not Path(model).exists() and (inside / "config.json").exists() else Path(model)
 
 
 def made_from(folder: Path) -> Path:
     """Where files go that are made from a model: beside it; those of a shipped one into the user's cache."""
-    return cache_folder() / "models" / folder.name if folder.parent == SHIPPED else folder
+    return cache_folder() / "models" / folder.relative_to(SHIPPED) if SHIPPED in folder.parents else folder
 
 
 def cache_folder() -> Path:

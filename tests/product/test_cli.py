@@ -9,6 +9,7 @@ import tomllib
 
 import httpx
 
+from sightline.cli.demo import SAID
 from sightline.config import Config, load, presets
 from sightline.data.builtin import riddle
 from sightline.folders import shipped
@@ -28,7 +29,7 @@ def test_demo_translates_explains_teaches_and_opens_the_page(tmp_path):
         url = next(found[1] for line in running.stderr if (found := re.search(r"^Serving .* at (http\S+)", line)))
         assert "<title>Sightline</title>" in httpx.get(url).text
         models = [model["name"] for model in httpx.get(f"{url}/v1/models").json()["models"]]
-        assert models == [*shipped(), "yours"]
+        assert models == [*sorted(shipped(), key=list(SAID).index), "yours"]
         asked = {"model": "yours", "text": riddle()[0].source}
         answer = httpx.post(f"{url}/v1/translate", json=asked, timeout=60).json()
         assert answer["translations"][0]["text"] == riddle()[0].target

@@ -299,6 +299,8 @@ def test_what_is_wrong_with_a_request_is_told_in_one_sentence(server):
     for body, detail in (
         ({"txt": "x"}, "text: Field required."),
         ({"text": "x", "beam": 0}, "beam: Input should be greater than or equal to 1."),
+        ({"text": "x", "beam": "4"}, "beam: Input should be a valid integer."),
+        ({"text": "x", "top_p": True}, "top_p: Input should be a valid number."),
         ({"text": "x", "beams": 2}, "beams: Extra inputs are not permitted."),
         ({"text": "x", "beam": 17}, "beam: 17 are too many; ask for 16 at most."),
         ({"text": "x", "nbest": 17}, "beam: 17 are too many; ask for 16 at most."),
@@ -646,8 +648,10 @@ def test_the_document_describes_the_service(server, tmp_path):
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--max-examples", "8"]
     command += ["--checks", "all", "--request-timeout", "30", "--suppress-health-check", "all"]
     # What is valid field by field may still ask for what cannot be: a prefix for two lines, samples with given words.
+    # And what is too much is refused by a status of its own.
     (tmp_path / "schemathesis.toml").write_text(
         'checks.positive_data_acceptance.expected-statuses = ["2xx", 404, 413, 422]\n'
+        "checks.negative_data_rejection.expected-statuses = [400, 404, 405, 413, 415, 422]\n"
     )
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, "NO_COLOR": "1"}

@@ -49,9 +49,12 @@ def test_a_name_is_as_good_as_a_folder(tmp_path, monkeypatch):
     assert "100.0" in done.stdout
     done = run(tmp_path, "export", "coref", "--to", "ctranslate2", "--out", "exported")
     assert done.returncode == 0, done.stderr
+    done = run(tmp_path, "translate", "coref/states/step-00000080", "en")
+    assert done.stdout.splitlines()[0] == ANSWERS[0].replace("weil es", "weil sie")
     # What is made from it goes to the user's cache, not among the package's files.
-    assert (tmp_path / "cache" / "sightline" / "models" / "coref" / "ctranslate2").is_dir()
-    assert not list((SHIPPED / "coref").glob("ctranslate2*"))
+    for name in ("coref", "coref/states/step-00000080"):
+        assert (tmp_path / "cache" / "sightline" / "models" / name / "ctranslate2").is_dir()
+    assert not list((SHIPPED / "coref").rglob("ctranslate2*"))
 
 
 def test_a_folder_of_the_same_name_goes_first(tmp_path, monkeypatch):

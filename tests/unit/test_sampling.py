@@ -80,10 +80,11 @@ def test_the_seed_and_the_sentence_decide_and_nothing_else(model):
         assert [one.score for one in each] == sorted((one.score for one in each), reverse=True)
 
 
-@pytest.mark.parametrize("temperature", [1e-6, 1e-40, 5e-324])
-def test_however_cold_it_is_the_likeliest_token_comes(model, temperature):
+@pytest.mark.parametrize("least", [1e-6, 1e-40, 5e-324])
+@pytest.mark.parametrize("option", ["temperature", "top_p"])
+def test_however_little_is_dared_the_likeliest_token_comes(model, option, least):
     sources = [[4, 5, 6], [7], [8, 9, 10, 11, 12]]
-    drawn = find(model, sources, SearchConfig(sample=True, beams=2, temperature=temperature))
+    drawn = find(model, sources, SearchConfig(sample=True, beams=2, **{option: least}))
     best = find(model, sources, SearchConfig(beams=1))
     assert [one.ids for (one,) in drawn] == [one.ids for (one,) in best]
 

@@ -22,8 +22,8 @@ from sightline.text.tokenizer import END, PAD, START
 
 __all__ = ["Samples"]
 
-COLDEST = 1e-30
-"""A temperature that leaves nothing but the likeliest token, and that float32 can divide by."""
+LEAST = 1e-30
+"""A temperature, and a probability, that leave nothing but the likeliest token, and that float32 can tell from zero."""
 
 
 class Samples(Growing):
@@ -56,9 +56,9 @@ class Samples(Growing):
         forced = self.rules.apply(scores, self.tokens, self.length)
         config, place = self.config, self.length.view(1) - 1
         value, token = forced.among(*highest(scores.values, config.top_k or scores.values.shape[1], scores.maxima))
-        p = ((value - value[:, :1]) / max(config.temperature, COLDEST)).softmax(-1)
+        p = ((value - value[:, :1]) / max(config.temperature, LEAST)).softmax(-1)
         before = p.cumsum(1) - p  # what likelier tokens have together
-        kept = (before < config.top_p) & (p >= config.min_p * p[:, :1])
+        kept = (before < max(config.top_p, LEAST)) & (p >= config.min_p * p[:, :1])
         p = p * kept
         reached = p.cumsum(1) / p.sum(1, keepdim=True)
         number = self.numbers.index_select(1, place)

@@ -388,7 +388,8 @@ async def languages(service: Serving) -> list[schemas.Language]:
 
 def _libre(kind: str, body: bytes) -> schemas.LibreRequest:
     try:
-        if kind.startswith("application/x-www-form-urlencoded"):
+        form = kind.startswith("application/x-www-form-urlencoded")
+        if form:
             fields: Any = {name: some[0] for name, some in parse_qs(body.decode(), keep_blank_values=True).items()}
         elif kind.startswith("application/json"):
             fields = json.loads(body)
@@ -397,7 +398,7 @@ def _libre(kind: str, body: bytes) -> schemas.LibreRequest:
     except (ValueError, RecursionError):
         raise Problem("malformed", "the body is not what its type says, or not in UTF-8.") from None
     try:
-        return schemas.LibreRequest.model_validate(fields)
+        return schemas.LibreRequest.model_validate(fields, strict=not form)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "body"

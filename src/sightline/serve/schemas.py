@@ -48,9 +48,9 @@ Model = Annotated[
 
 
 class Body(BaseModel):
-    """A request: closed to what it does not know."""
+    """A request: closed to what it does not know, and a number is neither true nor "1"."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Answer(BaseModel):
