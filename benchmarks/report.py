@@ -69,6 +69,9 @@ def _on_gpu(cells: list[tuple[int, int]]) -> list[Goal]:
 
 HUGGING_FACE, TORCH = "Hugging Face Marian", "torch.nn.Transformer"
 ENTRIES: dict[str, list[Entry]] = {
+    "A first meeting": [
+        Entry("`make demo` in a clean clone, two CPU cores", "demo", "python benchmarks/demo.py"),
+    ],
     "Quality": [
         Entry(
             "Multi30k English-German, one H200, from raw text to score",
