@@ -33,7 +33,7 @@ MOST = {"page open": 240}
 
 def watch(clone: Path) -> dict[str, float]:
     """Seconds from `make demo` to each of these."""
-    began, told = time.perf_counter(), Queue[tuple[float, str]]()
+    began, told = time.perf_counter(), Queue[tuple[float, str]]()  # an empty line is the end
     command = ["make", "demo"]
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     running = subprocess.Popen(  # noqa: S603
@@ -43,6 +43,7 @@ def watch(clone: Path) -> dict[str, float]:
     def read(stream: IO[str]) -> None:
         for line in stream:
             told.put((time.perf_counter() - began, line))
+        told.put((time.perf_counter() - began, ""))
 
     for stream in (running.stdout, running.stderr):
         assert stream is not None
@@ -52,6 +53,8 @@ def watch(clone: Path) -> dict[str, float]:
         for what, pattern in SEEN.items():
             while what not in seen:
                 seconds, line = told.get(timeout=1800)
+                if not line:
+                    raise RuntimeError(f"make demo ended before: {what}")
                 print(f"{seconds:7.1f}  {line}", end="", flush=True)
                 if found := re.search(pattern, line):
                     seen[what] = seconds
@@ -61,8 +64,9 @@ def watch(clone: Path) -> dict[str, float]:
         assert "<title>Sightline</title>" in httpx.get(address).text
         seen["page open"] = time.perf_counter() - began
     finally:
-        os.killpg(running.pid, signal.SIGINT)
-        running.wait(60)
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGINT)
+            running.wait(60)
     return seen
 
 

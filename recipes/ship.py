@@ -17,23 +17,25 @@ from sightline.folders import SHIPPED
 
 def ship(run: Path, name: str, states: list[int]) -> Path:
     """The folder of the shipped model. Its card, README.md, is written by hand and stays as it is."""
-    folder = SHIPPED / name
-    for old in ("model.safetensors", "config.json", "alignment.json", "run.json", "states"):
-        path = folder / old
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder, draft = SHIPPED / name, SHIPPED.parent / f"{name}.partial"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
     for file in ("config.json", "tokenizer.model", "alignment.json"):
         if (run / file).exists():
-            shutil.copy(run / file, folder / file)
+            shutil.copy(run / file, draft / file)
     usual = json.loads((run / "run.json").read_text("utf-8"))["usual_length"]
-    (folder / "run.json").write_text(json.dumps({"usual_length": usual}) + "\n", "utf-8")
-    _halve(run / "model.safetensors", folder / "model.safetensors")
+    (draft / "run.json").write_text(json.dumps({"usual_length": usual}) + "\n", "utf-8")
+    _halve(run / "model.safetensors", draft / "model.safetensors")
     for step in states:
-        kept = folder / "states" / f"step-{step:08}"
+        kept = draft / "states" / f"step-{step:08}"
         kept.mkdir(parents=True)
         for file in ("config.json", "tokenizer.model"):
             shutil.copy(run / file, kept / file)
         _halve(run / "tested" / kept.name / "model.safetensors", kept / "model.safetensors")
+    if (folder / "README.md").exists():
+        shutil.copy(folder / "README.md", draft / "README.md")
+        shutil.rmtree(folder)  # all of the new one is there
+    draft.rename(folder)
     return folder
 
 

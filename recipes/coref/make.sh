@@ -27,11 +27,15 @@ for split, count in (("train", 30_000), ("dev", 200), ("test", 1000)):
         (work / "dev.links").write_text("".join(f"{write_pharaoh(gold_of(pair))}\n" for pair in pairs), "utf-8")
 PYTHON
 
-sightline train --pairs "$work/train.tsv" --valid "$work/dev.tsv" --out "$work/coref" --preset tiny --device cpu \
-  --set model.encoder.layers=2 --set model.decoder.layers=2 --set model.dropout=0.05 --set data.vocab_size=1200 \
-  --set train.steps=800 --set train.batch_tokens=1024 --set train.learning_rate=0.007 --set train.warmup=50 \
-  --set train.smoothing=0.0 --set train.ema=0.98 --set train.validate_every=40 --set train.report_every=40 \
-  --set train.keep_tested=true
+if [ -d "$work/coref/checkpoints" ]; then
+  sightline train --out "$work/coref" --resume
+else
+  sightline train --pairs "$work/train.tsv" --valid "$work/dev.tsv" --out "$work/coref" --preset tiny --device cpu \
+    --set model.encoder.layers=2 --set model.decoder.layers=2 --set model.dropout=0.05 --set data.vocab_size=1200 \
+    --set train.steps=800 --set train.batch_tokens=1024 --set train.learning_rate=0.007 --set train.warmup=50 \
+    --set train.smoothing=0.0 --set train.ema=0.98 --set train.validate_every=40 --set train.report_every=40 \
+    --set train.keep_tested=true
+fi
 sightline align "$work/coref" --source "$work/dev.en" --target "$work/dev.de" --gold "$work/dev.links" --choose
 python "$here/../ship.py" "$work/coref" coref --states 0 40 80 120 160
 python "$here/stored.py"

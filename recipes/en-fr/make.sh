@@ -29,7 +29,10 @@ if [ ! -f stories.en ]; then
   python "$here/stories.py" package/dist/llama2.data --sentences 600000 --rows 8192 "${without[@]}" --out stories.part
   mv stories.part stories.en
 fi
-[ -f europarl.en ] || xz -dc "$data/europarl/en-de.train-250k.tsv.xz" | cut -f1 | awk 'NF <= 40' > europarl.en
+if [ ! -f europarl.en ]; then
+  xz -dc "$data/europarl/en-de.train-250k.tsv.xz" | cut -f1 | awk 'NF <= 40' > europarl.part
+  mv europarl.part europarl.en
+fi
 for text in stories europarl; do
   sightline translate teacher $text.en --out $text.fr --resume --precision bfloat16
 done

@@ -18,7 +18,7 @@ import torch
 from sightline.checkpoint import load_model, load_tokenizer, read_config
 from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, InputError, SightlineError
-from sightline.folders import model_folder
+from sightline.folders import kept_file, model_folder
 from sightline.interop.ctranslate2 import SHORTLIST, CTranslate2Search, beside, supports
 from sightline.model.kernels import for_few_rows
 from sightline.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Model
@@ -477,12 +477,15 @@ def load(
     if not paths:
         raise InputError("there is no model to load; name its folder.")
     device = _device(device)
+    for each in paths:
+        architecture = read_config(each).architecture
+        if architecture != "encoder-decoder":
+            raise InputError(f"{each}: this model is {architecture} and does not translate.")
     tokenizers = [load_tokenizer(each) for each in paths]
     models = []
     for each, tokenizer in zip(paths, tokenizers, strict=True):
         model = load_model(each, device)
-        if not isinstance(model, EncoderDecoder):
-            raise InputError(f"{each}: this model is {model.config.architecture} and does not translate.")
+        assert isinstance(model, EncoderDecoder)  # noqa: S101
         if tokenizer.files != tokenizers[0].files:
             raise InputError(f"{each}: its vocabulary is not that of {paths[0]}; models that vote need one in common.")
         models.append(model)
@@ -512,9 +515,13 @@ def load_any(path: str | Path, *, device: str = "auto", **options: Any) -> Engin
 
 
 def _device(name: str) -> str:
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:  # what torch raises for a kind that it was built without
+        raise InputError(f"device {name}: it cannot be used here: {str(error).splitlines()[0]}") from None
+    return name
 
 
 def _fast(
@@ -546,7 +553,7 @@ def _fast(
             beside(folder, models[0], tokenizer, kind),
             kind,
             threads=threads,
-            shortlist=folder / SHORTLIST if shortlist else None,
+            shortlist=kept_file(folder, SHORTLIST) if shortlist else None,
         )
     except SightlineError:  # it is not installed, or cannot do this model, or there is no room for its files
         if wanted:
@@ -562,9 +569,9 @@ def _usual(folder: Path) -> int:
         return USUAL
 
 
-def _heads(folder: str | Path, model: EncoderDecoder) -> Heads | None:
+def _heads(folder: Path, model: EncoderDecoder) -> Heads | None:
     """Those that were chosen for alignments, if any were."""
-    path = Path(folder) / "alignment.json"
+    path = kept_file(folder, "alignment.json")
     try:
         about = json.loads(path.read_text("utf-8"))
         found = Heads([(layer, head) for layer, head in about["heads"]], about["step"])

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -29,7 +30,7 @@ def test_demo_translates_explains_teaches_and_opens_the_page(tmp_path):
         url = next(found[1] for line in running.stderr if (found := re.search(r"^Serving .* at (http\S+)", line)))
         assert "<title>Sightline</title>" in httpx.get(url).text
         models = [model["name"] for model in httpx.get(f"{url}/v1/models").json()["models"]]
-        assert models == [*sorted(shipped(), key=list(SAID).index), "yours"]
+        assert models == [*(name for name in SAID if name in shipped()), "yours"]
         asked = {"model": "yours", "text": riddle()[0].source}
         answer = httpx.post(f"{url}/v1/translate", json=asked, timeout=60).json()
         assert answer["translations"][0]["text"] == riddle()[0].target
@@ -54,6 +55,18 @@ def test_demo_translates_explains_teaches_and_opens_the_page(tmp_path):
     assert float(shares.group(1)) >= 99
     assert float(shares.group(2)) >= 98
     assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+def test_demo_tells_at_once_what_cannot_be(tmp_path):
+    (tmp_path / "kept").write_text("mine")
+    done = sightline("demo", "--no-serve", "--out", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{tmp_path}: there is something here already; choose another --out.\n"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = sightline("demo", "--port", str(port))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"port {port} of 127.0.0.1 cannot be used" in done.stderr
 
 
 def test_config_explain_gives_a_file_that_config_reads(tmp_path):

@@ -53,6 +53,18 @@ def test_ctranslate2_finds_the_same(engine, taught, options):
         assert np.allclose(one.log_probs, other.log_probs, atol=1e-3)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_ctranslate2_leaves_torch_its_threads(taught, threads):
+    pytest.importorskip("ctranslate2")
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        sightline.load(taught, device="cpu", engine="ctranslate2").translate("The dog sleeps.")
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_what_ctranslate2_cannot_do_is_done_by_torch(engine, taught):
     pytest.importorskip("ctranslate2")
     fast = sightline.load(taught)
@@ -274,6 +286,9 @@ def test_what_cannot_be_done_is_said(engine, taught, tmp_path):
         engine.translate(["x"], prefix=["y", "z"])
     with pytest.raises(InputError, match="at most"):
         engine.score(["x " * 9000], ["y"])
+    for device in ("cuda:99", "nothing"):
+        with pytest.raises(InputError, match=f"device {device}: it cannot be used here"):
+            sightline.load(taught, device=device)
     with pytest.raises(InputError, match="no engine 'fast'"):
         sightline.load(taught, engine="fast")
     with pytest.raises(InputError, match="several"):

@@ -10,6 +10,7 @@ import pytest
 import sightline as library
 from runs import files, metrics, sightline, start, wait_for, write_pairs
 from sightline.cli import pairs as made
+from sightline.cli.lines import only_writer
 from sightline.config import SearchConfig
 from sightline.data.builtin import generate
 from sightline.data.corpus import LONGEST_LINE, Table, read_pairs
@@ -70,14 +71,14 @@ def test_killed_and_stopped_and_resumed_it_is_the_run_that_was_not_and_that_of_t
         write(tmp_path / name / "b.en", ["", *TEXTS[60:120]])
     student = ["--out", "run", "--preset", "tiny", "--valid", "dev.tsv", "--config", "options.toml"]
     student += [*sets, *options("data.bpe_dropout=0.0", "train.ema=0.0", "train.r_drop=0.0")]
-    speaks = ["--source", "a.en", "--source", "b.en", "--engine", "torch", "--beam", "2"]
+    speaks = ["--source", "a.en", "--source", "b.en", "--beam", "2"]
     command = ["distill", taught, *speaks, "--pairs", "train.tsv*0.5", *student]
 
     code, out, told = within(tmp_path / "whole", *command)
     assert (code, out) == (0, "run\n"), told
     whole = tmp_path / "whole" / "run"
     assert "run/distilled.tsv: 120 pairs; 1 of 121 lines are left out" in told
-    expected = library.load(taught, engine="torch").translate(TEXTS[:120], beam=2)
+    expected = library.load(taught).translate(TEXTS[:120], beam=2)
     assert [pair for pair in rows(whole / "distilled.tsv") if any(pair)] == [
         (text, one.text) for text, one in zip(TEXTS, expected, strict=False)
     ]
@@ -191,6 +192,9 @@ def refused(within, tmp_path):
     """What a command says when it exits with 2: one sentence. Nothing in the folder is changed."""
     write(tmp_path / "x.en", TEXTS[:2])
     write(tmp_path / "bad.tsv", ["no tab"])
+    write(tmp_path / "good.tsv", ["one\tun"])
+    write(tmp_path / "blank.tsv", ["\t"])
+    (tmp_path / "folder.tsv").mkdir()
 
     def run(*words):
         before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
@@ -214,6 +218,9 @@ def refused(within, tmp_path):
         (["--source", "x.en", "--pairs", "none.tsv*2"], "none.tsv: cannot be read"),
         (["--source", "x.en", "--beam", "0"], "beams"),
         (["--source", "x.en", "--engine", "fast"], "there is no engine 'fast'"),
+        (["--source", "x.en", "--pairs", "good.tsv*0"], "good.tsv*0: a weight is greater than 0."),
+        (["--source", "x.en", "--valid", "blank.tsv"], "blank.tsv: there is not one pair in it."),
+        (["--source", "x.en", "--set", "data.tokenizer=none.model"], "none.model"),
     ],
 )
 def test_a_student_that_cannot_be_is_refused_before_the_teacher_works(given, sentence, taught, refused, tmp_path):
@@ -242,6 +249,7 @@ def test_nothing_is_written_over_and_no_teacher_goes_on_where_another_stopped(ta
         (["--text", "x.en", "--out", "x.txt"], "x.txt: pairs are written as .tsv"),
         (["--text", "x.en", "--out", "bad.tsv"], "bad.tsv: there is such a file already; add --resume to go on"),
         (["--text", "none.en", "--out", "x.tsv"], "none.en: there is no such file."),
+        (["--text", "x.en", "--out", "folder.tsv", "--resume"], "folder.tsv: this is a folder; name a file by --out."),
         (["--text", "x.en", "--out", "none/x.tsv"], "none/x.tsv: cannot be written: No such file or directory."),
         (["--text", "x.en", "--out", "x.tsv", "--sample", "--temperature", "0"], "temperature"),
     ],
@@ -250,9 +258,49 @@ def test_pairs_that_cannot_be_made_are_refused(given, sentence, taught, refused)
     assert sentence in refused("back-translate", taught, *given)
 
 
+def test_what_is_gone_on_with_is_of_this_text(taught, refused, tmp_path):
+    """Rows of another text, more rows than lines, a file that is something else: nothing of it is touched."""
+    out = write(tmp_path / "x.tsv", [f"a machine's\t{TEXTS[1]}"])
+    command = ["back-translate", taught, "--text", "x.en", "--out", out, "--resume"]
+    assert "x.tsv:1: this row is not of the text; was it begun with another one?" in refused(*command)
+    out.write_text("my precious\tdata\nlast line")
+    assert "x.tsv:1: this row is not of the text" in refused(*command)
+    write(out, ["\t"] * 3)
+    assert "--out has 1 lines more than the text; is this the text it was begun with?" in refused(*command)
+    write(tmp_path / "all", TEXTS)
+    write(tmp_path / "x", TEXTS[:3])
+    command = ["translate", taught, "x.en", "--out", "x", "--resume"]
+    assert "--out has 1 lines more than the text" in refused(*command)
+
+
+def test_two_cannot_write_one_file(taught, refused, tmp_path):
+    with only_writer(tmp_path / "x.tsv"):
+        for command in (["back-translate", taught, "--text", "x.en"], ["translate", taught, "x.en"]):
+            told = refused(*command, "--out", "x.tsv", "--resume")
+            assert "x.tsv: another process is writing it; wait for its end, or choose another --out." in told
+
+
+def test_a_student_may_be_another_one_as_long_as_it_has_not_begun(taught, within, tmp_path):
+    """The teacher has spoken; then it turns out that the vocabulary is too small."""
+    write(tmp_path / "x.en", TEXTS)
+    command = ["distill", taught, "--source", "x.en", "--preset", "tiny", "--out", "run", "--beam", "1"]
+    command += options("train.steps=2", "train.batch_tokens=256")
+    code, _, told = within(tmp_path, *command, *options("data.vocab_size=5"))
+    assert code == 2
+    assert "too small" in told
+    said = (tmp_path / "run" / "distilled.tsv").read_bytes()
+    code, _, told = within(tmp_path, *command, *options("data.vocab_size=400"), "--resume")
+    assert code == 0, told
+    assert (tmp_path / "run" / "distilled.tsv").read_bytes() == said
+    code, _, told = within(tmp_path, *command, *options("data.vocab_size=500"), "--resume")
+    assert code == 2
+    assert "this was started with set =" in told
+
+
 def test_text_that_gives_no_pair_is_told(taught, tmp_path):
     text, out = write(tmp_path / "x.en", ["", " "]), tmp_path / "x.tsv"
     with pytest.raises(
         InputError, match="not one of 2 lines became a pair; is it the right text, and the right model?"
     ):
         made.write_pairs(library.load(taught), SearchConfig(), [text], out, reverse=True, plain=True)
+    assert not out.exists()

@@ -1,5 +1,6 @@
 """The models that come with Sightline: there by name, with a card, and able to do what it says."""
 
+import json
 import re
 import shutil
 
@@ -9,9 +10,11 @@ from safetensors import safe_open
 import sightline
 from runs import sightline as run
 from sightline.checkpoint import load_model, load_tokenizer
-from sightline.data.builtin import riddle
+from sightline.data.builtin import generate, riddle
+from sightline.evaluate.align import gold_of
 from sightline.evaluate.grammar import grammar
 from sightline.folders import SHIPPED, model_folder, shipped
+from sightline.search.align import write_pharaoh
 from support import difference
 
 RIDDLE = [pair.source for pair in riddle()]
@@ -57,13 +60,40 @@ def test_a_name_is_as_good_as_a_folder(tmp_path, monkeypatch):
     assert not list((SHIPPED / "coref").rglob("ctranslate2*"))
 
 
-def test_a_folder_of_the_same_name_goes_first(tmp_path, monkeypatch):
-    shutil.copytree(SHIPPED / "coref" / "states" / "step-00000000", tmp_path / "coref")
+def test_what_is_made_of_it_is_the_users(tmp_path, monkeypatch):
+    """Heads and shortlists of a shipped model are kept in the user's cache, and found there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    pairs = list(generate("dev", 20))
+    for name, lines in (
+        ("en", [pair.source for pair in pairs]),
+        ("de", [pair.target for pair in pairs]),
+        ("links", [write_pharaoh(gold_of(pair)) for pair in pairs]),
+    ):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    before = {path: path.read_bytes() for path in SHIPPED.rglob("*") if path.is_file()}
+    made = tmp_path / "cache" / "sightline" / "models" / "coref"
+    done = run(tmp_path, "align", "coref", "--source", "en", "--target", "de", "--gold", "links", "--choose")
+    assert done.returncode == 0, done.stderr
+    heads = json.loads((made / "alignment.json").read_text())["heads"]
+    assert [list(head) for head in sightline.load("coref", engine="torch").heads.heads] == heads
+    done = run(tmp_path, "shortlist", "coref", "--source", "en", "--target", "de")
+    assert done.stdout == f"{made / 'vmap.txt'}\n", done.stderr
+    assert run(tmp_path, "translate", "coref", "en", "--shortlist").returncode == 0
+    assert not (tmp_path / "coref").exists()
+    assert {path: path.read_bytes() for path in SHIPPED.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_of_the_same_name_goes_first_if_it_is_a_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "coref").mkdir()
+    assert model_folder("coref") == SHIPPED / "coref"
+    (tmp_path / "coref").rmdir()
+    shutil.copytree(SHIPPED / "coref" / "states" / "step-00000000", tmp_path / "coref")
     assert model_folder("coref").resolve() == tmp_path / "coref"
-    done = run(tmp_path, "translate", "nothing", "-")
-    assert done.returncode == 2
-    assert "sightline models" in done.stderr
+    for name in ("nothing", "x" * 300, "a text, in place of a model"):
+        done = run(tmp_path, "translate", name, "-")
+        assert done.returncode == 2
+        assert "sightline models" in done.stderr
 
 
 def test_coref_solves_the_riddle_by_looking_at_the_right_noun():

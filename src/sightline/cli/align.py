@@ -14,7 +14,7 @@ def align(
     target: Annotated[str, typer.Option(help="Its translation, line by line.")],
     gold: Annotated[str | None, typer.Option(help="The right links, line by line, to compare with.")] = None,
     choose: Annotated[
-        bool, typer.Option("--choose", help="Find the heads that come nearest to --gold, and keep them in MODEL.")
+        bool, typer.Option("--choose", help="Find the heads that come nearest to --gold, and keep them with the model.")
     ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the best there is.")] = "auto",
 ) -> None:
@@ -26,6 +26,7 @@ def align(
     from sightline.engine import load
     from sightline.errors import InputError
     from sightline.evaluate.align import agreement, choose_heads, save_choice
+    from sightline.folders import made_from, model_folder
     from sightline.search.align import read_pharaoh, write_pharaoh
 
     if choose and gold is None:
@@ -36,7 +37,7 @@ def align(
     if choose and right is not None:
         sources, targets = zip(*pairs, strict=True)
         choice = choose_heads(engine, sources, targets, right)
-        save_choice(model, choice)
+        save_choice(made_from(model_folder(model)), choice)
         names = ", ".join(f"{layer}.{head}" for layer, head in choice.heads.heads)
         typer.echo(f"heads {names} (layer.head), at the step that {choice.heads.step} a word", err=True)
         typer.echo(f"error rate on the {choice.pairs:,} pairs they were chosen by: {choice.error:.4f}", err=True)

@@ -47,6 +47,7 @@ def demo(
 
     from rich.console import Console
 
+    _check(out, port if serve else None)
     console = Console(highlight=False)
     console.print()
     console.print("[bold]Sightline[/]  the Transformer, opened")
@@ -54,11 +55,23 @@ def demo(
     explain(console)
     with tempfile.TemporaryDirectory() as beside:
         folder = out or Path(beside) / "yours"
-        teach(console, folder)
+        teach(console, folder, kept=out is not None)
         if serve:
             show(console, folder, port)
         elif out:
             console.print(f"[dim]The model is in {out}. Next: docs/guides/train.md does it with your own text.[/]")
+
+
+def _check(out: Path | None, port: int | None) -> None:
+    """What cannot be is told at once, and not after the training."""
+    from sightline.errors import InputError
+
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out}: there is something here already; choose another --out.")
+    if port is not None:
+        from sightline.serve.app import take_port
+
+        take_port("127.0.0.1", port).close()
 
 
 def heading(console: "Console", title: str, text: str) -> None:
@@ -75,8 +88,8 @@ def translate(console: "Console") -> None:
     from sightline.engine import load
     from sightline.folders import shipped
 
-    for name in sorted(SAID.keys() & set(shipped()), key=list(SAID).index):
-        engine = load(name, engine="torch")  # the threads of another one would stay, and slow down the training below
+    for name in (name for name in SAID if name in shipped()):
+        engine = load(name, engine="torch")  # the same answers as by CTranslate2, and nothing to be converted first
         count = count_parameters(engine.model.config)
         heading(console, f"Translate with {name}", f"It comes with Sightline: {count / 1e6:.1f} million parameters.")
         for text, found in zip(SAID[name], engine.translate(SAID[name]), strict=True):
@@ -121,10 +134,9 @@ def explain(console: "Console") -> None:
     )
 
 
-def teach(console: "Console", folder: Path) -> None:
-    """Train the preset `tiny` on the built-in corpus, with the riddle before and after."""
-    import tempfile
-
+def teach(console: "Console", folder: Path, *, kept: bool) -> None:
+    """Train the preset `tiny` on the built-in corpus, with the riddle before and after. Where the folder is kept, so is
+    the corpus, by which a run that was stopped can go on."""
     import torch
 
     from sightline.checkpoint import load_model, load_tokenizer
@@ -141,8 +153,10 @@ def teach(console: "Console", folder: Path) -> None:
         f"{SENTENCES:,} English sentences and their German translations, from a grammar made for this. In German, “it” "
         "is er, sie or es by the noun it stands for; which noun that is, only the last word of the sentence tells.",
     )
-    with tempfile.TemporaryDirectory() as beside, contextlib.ExitStack() as after:
-        training, testing = Path(beside) / "train.tsv", Path(beside) / "dev.tsv"
+    with contextlib.ExitStack() as after:
+        beside = folder if kept else folder.parent
+        beside.mkdir(parents=True, exist_ok=True)
+        training, testing = beside / "train.tsv", beside / "dev.tsv"
         training.write_text("".join(f"{p.source}\t{p.target}\n" for p in generate("train", SENTENCES)), "utf-8")
         testing.write_text("".join(f"{p.source}\t{p.target}\n" for p in generate("dev", 200)), "utf-8")
         request = Request(
@@ -151,7 +165,7 @@ def teach(console: "Console", folder: Path) -> None:
             Inputs(pairs=[(str(testing), 1.0)]),
             preset="tiny",
             sets=RECIPE,
-            cache=Path(beside) / "cache",
+            cache=None if kept else beside / "cache",
         )
         tell = ProgressBar(console) if console.is_terminal else Lines(console)
         if isinstance(tell, ProgressBar):
@@ -159,6 +173,8 @@ def teach(console: "Console", folder: Path) -> None:
         started = time.perf_counter()
         run = train_files(request, tell, lambda text: console.print(f"[dim]{text}[/]"), values)
     if run.stopped:
+        if kept:
+            console.print(f"Stopped; sightline train --out {folder} --resume goes on.")
         raise typer.Exit(128 + run.stopped)
     seconds = time.perf_counter() - started
     model, tokenizer = load_model(folder), load_tokenizer(folder)
@@ -193,4 +209,4 @@ def show(console: "Console", folder: Path, port: int) -> None:
         "The page has all of them: type your own sentence, and open any box of the figure down to its numbers. "
         "Ctrl-C ends.",
     )
-    serve([*sorted(shipped(), key=list(SAID).index), f"yours={folder}"], port=port, open_page=True)
+    serve([*(name for name in SAID if name in shipped()), f"yours={folder}"], port=port, open_page=True)

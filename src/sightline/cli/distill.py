@@ -46,16 +46,18 @@ def distill(
     from sightline.engine import load
 
     asked: dict[str, Any] = {"teacher": teacher, "source": [str(path) for path in source], "beam": beam}
-    asked |= {"precision": precision, "pairs": pairs, "valid": valid, "preset": preset, "config": config, "set": set}
-    _check(out, asked, resume)
+    asked |= {"precision": precision}
+    about = {"pairs": pairs, "valid": valid, "preset": preset, "config": config, "set": set}
+    # Until the student has begun, its options may still be others.
+    _check(out, asked | (about if (out / "run.json").exists() else {}), resume)
     if (out / "run.json").exists():  # it is all said
         train(out, resume=True, device=device, plain=plain)
         return
     check_files(source)
-    _check_student(asked)
+    _check_student(about)
     options = load_search(beams=beam)
     translator = load(teacher, device=device, engine=cast("Any", engine), precision=cast("Any", precision))
-    _begin(out, asked)
+    _begin(out, asked | about)
     write_pairs(translator, options, source, out / TABLE, reverse=False, plain=plain)
     del translator  # its memory is the student's
     every = [str(out / TABLE), *(pairs or [])]
@@ -90,16 +92,24 @@ def _check(out: Path, asked: dict[str, Any], resume: bool) -> None:
             )
 
 
-def _check_student(asked: dict[str, Any]) -> None:
+def _check_student(about: dict[str, Any]) -> None:
     """What cannot be trained is told before the teacher has worked for hours."""
     from sightline.config import load
     from sightline.data.corpus import Table, read_pairs
+    from sightline.errors import InputError
+    from sightline.text.tokenizer import Tokenizer
     from sightline.train.run import check
 
-    check(load(asked["preset"], asked["config"], asked["set"] or []), pairs=True)
-    for text in [*(asked["pairs"] or []), *(asked["valid"] or [])]:
-        for _ in read_pairs(Table(Path(weighted(text)[0]))):
-            pass
+    config = load(about["preset"], about["config"], about["set"] or [])
+    check(config, pairs=True)
+    if config.data.tokenizer is not None:
+        Tokenizer.load(config.data.tokenizer)
+    for text in [*(about["pairs"] or []), *(about["valid"] or [])]:
+        path, weight = weighted(text)
+        if weight <= 0:
+            raise InputError(f"{text}: a weight is greater than 0.")
+        if not sum(bool(source.strip() and target.strip()) for source, target in read_pairs(Table(Path(path)))):
+            raise InputError(f"{path}: there is not one pair in it.")
 
 
 def _begin(out: Path, asked: dict[str, Any]) -> None:

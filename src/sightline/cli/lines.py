@@ -32,6 +32,8 @@ def check_new(out: Path, resume: bool) -> None:
     """Nothing is written over."""
     from sightline.errors import InputError
 
+    if out.is_dir():
+        raise InputError(f"{out}: this is a folder; name a file by --out.")
     if out.exists() and not resume:
         raise InputError(f"{out}: there is such a file already; add --resume to go on, or choose another --out.")
 
@@ -45,11 +47,42 @@ def check_files(paths: Iterable[Path]) -> None:
             raise InputError(f"{path}: there is no such file.")
 
 
+@contextlib.contextmanager
+def only_writer(out: Path | None) -> Iterator[None]:
+    """Inside the block the file is there, and nobody else goes on with it."""
+    from sightline.errors import InputError
+
+    if out is None:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(out.open("ab"))
+        except OSError as error:
+            raise InputError(f"{out}: cannot be written: {error.strerror}.") from None
+        if not _locked(file):
+            raise InputError(f"{out}: another process is writing it; wait for its end, or choose another --out.")
+        yield
+
+
+def _locked(file: IO[bytes]) -> bool:
+    """Whether it is ours until it is closed. Where files cannot be locked, it is."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def count_done(out: Path, several: bool = False) -> int:
     """How many lines of the input are answered in a file; what was begun after them is cut off. `several`: each may
     have several answers, with its number in front of them."""
-    if not out.exists():
-        return 0
     count, end, first, last = 0, 0, 0, b""
     with out.open("r+b") as file:
         for raw in file:
@@ -84,10 +117,10 @@ def answer_lines(paths: Sequence[Path] | None, out: Path | None, done: int, answ
                     tell(len(texts))
         except BrokenPipeError:  # whoever reads has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stopped:
             if out is not None:
                 typer.echo(f"\nStopped after {written:,} lines; the same command with --resume goes on.", err=True)
-            sys.exit(130)
+            sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
         except OSError as error:
             where = out if out is not None else "standard output"
             raise InputError(f"{where}: cannot be written: {error.strerror}.") from None
@@ -95,10 +128,11 @@ def answer_lines(paths: Sequence[Path] | None, out: Path | None, done: int, answ
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Inside the block, SIGTERM is taken as Ctrl-C is, which is heard even if whoever started us does not listen."""
+    """Inside the block, SIGTERM is taken as Ctrl-C is, which is heard even if whoever started us does not listen. The
+    exception has the number of the signal."""
 
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
+    def interrupt(number: int, _: Any) -> None:
+        raise KeyboardInterrupt(number)
 
     before = {which: signal.signal(which, interrupt) for which in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -109,7 +143,10 @@ def _interruptible() -> Iterator[None]:
 
 
 def _texts(paths: Sequence[Path] | None, skip: int) -> Iterator[str | None]:
-    """The lines of files as texts, without the first few; None where one would have to wait for the next."""
+    """The lines of files as texts, without the first few, which must be there; None where one would have to wait for
+    the next."""
+    from sightline.errors import InputError
+
     bad = 0
     for where in [None] if paths is None else paths:
         number = 0
@@ -121,8 +158,7 @@ def _texts(paths: Sequence[Path] | None, skip: int) -> Iterator[str | None]:
             if skip:
                 skip -= 1
                 continue
-            line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
-            text = line.removesuffix(b"\r").decode("utf-8", "replace")
+            text = decode(raw, first=number == 1)
             if "\ufffd" in text and "\ufffd".encode() not in raw:
                 bad += 1
                 if bad <= 3:
@@ -131,6 +167,14 @@ def _texts(paths: Sequence[Path] | None, skip: int) -> Iterator[str | None]:
             yield text
     if bad > 3:
         typer.echo(f"{bad:,} lines had bytes that are not UTF-8.", err=True)
+    if skip:
+        raise InputError(f"--out has {skip:,} lines more than the text; is this the text it was begun with?")
+
+
+def decode(line: bytes, *, first: bool = False) -> str:
+    """A line as text; the first of a file without a byte order mark."""
+    line = line.removeprefix(codecs.BOM_UTF8) if first else line
+    return line.removesuffix(b"\r").decode("utf-8", "replace")
 
 
 def _windows(texts: Iterable[str | None]) -> Iterator[list[str]]:
@@ -155,6 +199,8 @@ def _from_file(path: Path) -> Iterator[bytes]:
 
 def _from_standard_input() -> Iterator[bytes | None]:
     """Lines as they come, and None where one would have to wait for the next."""
+    if sys.stdin is None:  # somebody closed it
+        return
     source, rest = sys.stdin.fileno(), b""
     while some := os.read(source, 1 << 16):
         *lines, rest = (rest + some).split(b"\n")

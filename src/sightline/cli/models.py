@@ -11,7 +11,6 @@ def models() -> None:
     for name in shipped():
         folder = model_folder(name)
         count = count_parameters(read_config(folder))
-        card = (folder / "README.md").read_text("utf-8")
-        about = card.partition("\n")[0].partition(": ")[2]
+        about = (folder / "README.md").read_text("utf-8").partition("\n")[0].partition(": ")[2]
         typer.echo(f"{name:8} {count / 1e6:4.1f} M parameters  {about}")
         typer.echo(f"         {folder / 'README.md'}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from sightline.cli.lines import Show, answer_lines, count_done
+from sightline.cli.lines import Show, answer_lines, count_done, decode, only_writer
 
 if TYPE_CHECKING:
     from sightline.config import SearchConfig
@@ -39,10 +39,13 @@ def write_pairs(
             yield _row(text, next(found).text if text else "", reverse)
 
     show: Show = "lines" if plain or not Console(stderr=True).is_terminal else "bar"
-    answer_lines(texts, out, count_done(out), answer, show)
+    with only_writer(out):
+        _check_begun(out, texts, reverse)
+        answer_lines(texts, out, count_done(out), answer, show)
     with out.open("rb") as file:
         rows = Counter(row == LEFT_OUT for row in file)
     if not rows[False]:
+        out.unlink()  # there is nothing in it
         raise InputError(
             f"{out}: not one of {rows.total():,} lines became a pair; is it the right text, and the right model?"
         )
@@ -52,6 +55,27 @@ def write_pairs(
             f"; {rows[True]:,} of {rows.total():,} lines are left out: they, or their translations, are empty or broken"
         )
     typer.echo(told, err=True)
+
+
+def _check_begun(out: Path, texts: Sequence[Path], reverse: bool) -> None:
+    """The rows that are there are of these lines: no file has the pairs of two texts, and none that is something else
+    is gone on with."""
+    from sightline.data.corpus import raw_lines
+    from sightline.errors import InputError
+
+    lines = (
+        decode(line.removesuffix(b"\n"), first=number == 0)
+        for path in texts
+        for number, line in enumerate(raw_lines(path))
+    )
+    with out.open("rb") as rows:
+        for number, row in enumerate(rows, 1):
+            if row == LEFT_OUT or not row.endswith(b"\n"):
+                next(lines, None)
+                continue
+            text = row.removesuffix(b"\n").split(b"\t")[-1 if reverse else 0].decode("utf-8", "replace")
+            if text != _readable(next(lines, "")):
+                raise InputError(f"{out}:{number}: this row is not of the text; was it begun with another one?")
 
 
 def _readable(text: str) -> str:

@@ -11,7 +11,7 @@ CHUNK = 10_000
 
 
 def shortlist(
-    model: Annotated[str, typer.Argument(help="The folder of a trained model; the shortlist is written into it.")],
+    model: Annotated[str, typer.Argument(help="The folder or the name of a trained model, with which it is kept.")],
     source: Annotated[list[str] | None, typer.Option(help="Source text, a sentence a line; may be repeated.")] = None,
     target: Annotated[list[str] | None, typer.Option(help="Its translation; as many as there are --source.")] = None,
     pairs: Annotated[
@@ -27,6 +27,7 @@ def shortlist(
     from sightline.checkpoint import load_tokenizer
     from sightline.data.corpus import Corpus, Parallel, Table, read_pairs
     from sightline.errors import InputError
+    from sightline.folders import made_from, model_folder
     from sightline.interop.ctranslate2 import SHORTLIST, save_shortlist
     from sightline.text.shortlist import learn
 
@@ -38,7 +39,8 @@ def shortlist(
     corpora += [Table(Path(path)) for path in pairs or []]
     if not corpora:
         raise InputError("there is nothing to learn from; name files by --source and --target, or --pairs.")
-    tokenizer = load_tokenizer(model)
+    folder = model_folder(model)
+    tokenizer = load_tokenizer(folder)
 
     def tokenised(texts: Iterable[tuple[str, str]]) -> Iterator[tuple[list[int], list[int]]]:
         rest = iter(texts)
@@ -48,11 +50,11 @@ def shortlist(
 
     read = (pair for corpus in corpora for pair in read_pairs(corpus))
     found = learn(tokenised(read), tokenizer, often=often, likely=likely)
-    save_shortlist(found, tokenizer, model)
+    save_shortlist(found, tokenizer, made_from(folder))
     mean = len(found.likely) / tokenizer.size
     typer.echo(
         f"{len(found.always):,} tokens may always come, and {mean:.1f} for each source token (on average); these are "
         f"{100 * found.coverage:.2f} % of the target tokens in pairs that were not learnt from",
         err=True,
     )
-    typer.echo(str(Path(model) / SHORTLIST))
+    typer.echo(str(made_from(folder) / SHORTLIST))

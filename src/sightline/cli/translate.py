@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from sightline.cli.lines import answer_lines, check_files, check_new, count_done
+from sightline.cli.lines import answer_lines, check_files, check_new, count_done, only_writer
 
 if TYPE_CHECKING:
     from sightline.engine import Translation
@@ -70,13 +70,14 @@ def translate(
     more: dict[str, Any] = {"prefix": prefix, "without": without or [], "within": within or []}
     more |= {"details": as_json, "align": align}
     several = options.nbest > 1 and not as_json
-    done = count_done(out, several) if resume and out is not None else 0
 
     def answer(texts: list[str], first: int) -> Iterator[bytes]:
         for number, found in enumerate(translator.search(texts, options, **more), first):
             yield _written(found, number, several, as_json)
 
-    answer_lines(paths, out, done, answer, "nothing" if out is None and sys.stdout.isatty() else "bar")
+    with only_writer(out):
+        done = count_done(out, several) if resume and out is not None else 0
+        answer_lines(paths, out, done, answer, "nothing" if out is None and sys.stdout.isatty() else "bar")
 
 
 def _written(found: "Translation", number: int, several: bool, as_json: bool) -> bytes:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -338,12 +339,15 @@ class CTranslate2Search:
         threads = threads or there
         self._parts = min(threads, MOST_PARTS)
         options = {"inter_threads": self._parts, "intra_threads": max(1, threads // self._parts)}
+        of_torch = torch.get_num_threads()
         try:
             self._translator = package.Translator(
                 str(folder), files=files, device="cpu", compute_type=compute_type, **options
             )
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"{folder}: CTranslate2 cannot use this model: {error}.") from None
+        finally:
+            torch.set_num_threads(of_torch)  # it gives its own number to whoever makes it
 
     def _read_shortlist(self, path: Path) -> bytes:
         try:
