@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from serving import Server, cannot
+import sightline
+from serving import Server, cannot, serving
+from sightline.data.builtin import generate, riddle
 
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 TEXT = "The animal was too tired."
@@ -101,3 +103,72 @@ def test_a_server_that_goes_away_and_comes_back_is_survived(visit, taught):
     page.get_by_role("alert").wait_for(state="detached")
     page.get_by_role("group", name="it reads").get_by_text("dog").or_(page.get_by_text("▁dog")).first.wait_for()
     server.stop()
+
+
+# --- What goes from room to room, with the shipped model
+
+RIDDLE = "The animal didn't cross the street because it was too tired."
+
+
+@pytest.fixture(scope="module")
+def shipped(folders):
+    others = (f"{name}={folders[name]}" for name in ("taught", "gpt"))
+    with serving("coref", *others, "--engine", "torch") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def coref():
+    return sightline.load("coref", device="cpu", engine="torch")
+
+
+def asked(page):
+    return dict(urllib.parse.parse_qsl(urllib.parse.urlparse(page.url).query))
+
+
+def writes(page):
+    """The tokens that Glass says are written."""
+    page.locator(".figure[data-stored=false]").wait_for()
+    return page.get_by_role("group", name="it writes").get_by_role("button").all_inner_texts()
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_a_matrix_and_its_table_stay_inside_of_their_panel(visit, width):
+    long = " ".join(["The animal was too tired to cross the street"] * 4) + "."
+    page = visit(width=width, height=900).go(address("glass", text=long, open="decoder.layers.1.cross_attention"))
+    figure = page.locator("figure")
+    inside = "(one) => one.getBoundingClientRect().right <= one.closest('.layer').getBoundingClientRect().right"
+    figure.locator(".cells").wait_for()
+    assert figure.evaluate(inside)
+    figure.get_by_role("button", name="as a table").click()
+    table = figure.get_by_role("region")
+    assert table.evaluate("(one) => one.scrollWidth > one.clientWidth")  # all of it is there
+    assert figure.evaluate(inside)
+    back = figure.get_by_role("button", name="as a picture")
+    assert back.evaluate(inside)
+    back.click()
+    figure.locator(".cells").wait_for()
+
+
+def test_the_models_own_answer_is_nobodys_choice(visit, shipped):
+    page = visit(url=shipped.url).go(f"?model=coref&text={urllib.parse.quote(RIDDLE)}")
+    page.get_by_role("button", name="es", exact=True).click()
+    page.get_by_role("button", name="Open in glass").click()
+    assert "es" in writes(page)
+    assert page.get_by_text("You chose what it writes").count() == 0
+    assert "target" not in asked(page)
+    page.get_by_role("button", name="Beams").click()
+    page.get_by_role("button", name="Look inside").click()
+    assert "es" in writes(page)
+    assert page.get_by_text("You chose what it writes").count() == 0
+
+
+def test_another_answer_is_the_readers_choice(visit, shipped):
+    page = visit(url=shipped.url).go(f"?model=coref&text={urllib.parse.quote(RIDDLE)}")
+    page.get_by_role("button", name="es", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button").filter(has_text="%").first.click()
+    page.get_by_text("your choice").wait_for()
+    page.locator("[data-word]").nth(1).click()
+    page.get_by_role("button", name="Open in glass").click()
+    page.get_by_text("You chose what it writes").wait_for()
+    assert asked(page)["target"]
