@@ -172,3 +172,15 @@ def test_another_answer_is_the_readers_choice(visit, shipped):
     page.get_by_role("button", name="Open in glass").click()
     page.get_by_text("You chose what it writes").wait_for()
     assert asked(page)["target"]
+
+
+def test_the_shipped_model_is_tried_with_what_it_knows(visit, shipped, coref):
+    page = visit(url=shipped.url).go("?model=coref")
+    page.get_by_text("It knows a small world of animals and places").wait_for()
+    tried = page.get_by_role("list", name="Try").get_by_role("button").all_inner_texts()
+    right = {pair.source: pair.target for pair in [*riddle(), *generate("test", 100)]}
+    assert len(tried) == 4
+    assert [one.text for one in coref.translate(tried, beam=1)] == [right[one] for one in tried]
+    page.get_by_label("Model").select_option("taught")
+    page.get_by_text("It knows a small world").wait_for(state="detached")
+    page.get_by_role("button", name="I am a student.").wait_for()
