@@ -184,3 +184,14 @@ def test_the_shipped_model_is_tried_with_what_it_knows(visit, shipped, coref):
     page.get_by_label("Model").select_option("taught")
     page.get_by_text("It knows a small world").wait_for(state="detached")
     page.get_by_role("button", name="I am a student.").wait_for()
+
+
+def test_a_sample_is_what_the_glass_shows(visit, shipped, coref):
+    page = visit(url=shipped.url).go("?model=coref&sample=1&seed=2&text=I+am+a+student.")
+    page.locator("[data-word]").first.wait_for()
+    drawn = page.locator("[data-word]").all_inner_texts()
+    assert " ".join(drawn) != coref.translate(["I am a student."], beam=1)[0].text
+    page.get_by_role("button", name="Glass").click()
+    assert "".join(writes(page)[1:]) == "".join(drawn)
+    page.get_by_role("button", name="Beams").click()
+    page.get_by_text("a sample is drawn").wait_for()
