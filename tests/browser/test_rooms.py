@@ -195,3 +195,21 @@ def test_a_sample_is_what_the_glass_shows(visit, shipped, coref):
     assert "".join(writes(page)[1:]) == "".join(drawn)
     page.get_by_role("button", name="Beams").click()
     page.get_by_text("a sample is drawn").wait_for()
+
+
+def test_an_answer_is_never_told_under_the_name_of_another_model(visit, shipped):
+    page = visit(url=shipped.url).go(f"?model=coref&text={urllib.parse.quote(RIDDLE)}")
+    page.locator("[data-word]").first.wait_for()
+    page.route("**/v1/translate**", lambda route: None)  # the other model takes its time
+    page.get_by_label("Model").select_option("taught")
+    page.get_by_text("Translating").first.wait_for()
+    assert page.locator("[data-word]").count() == 0
+    assert page.get_by_role("button", name="Copy").is_disabled()
+    page.route("**/v1/trace", lambda route: None)
+    page.get_by_label("Model").select_option("coref")
+    page.unroute("**/v1/trace")
+    page.get_by_role("button", name="Glass").click()
+    page.locator(".figure[data-stored=false]").wait_for()
+    page.route("**/v1/trace", lambda route: None)
+    page.get_by_label("Model").select_option("taught")
+    assert "computed by coref" in page.locator("footer").inner_text()  # whose numbers still stand there
