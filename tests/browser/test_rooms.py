@@ -213,3 +213,21 @@ def test_an_answer_is_never_told_under_the_name_of_another_model(visit, shipped)
     page.route("**/v1/trace", lambda route: None)
     page.get_by_label("Model").select_option("taught")
     assert "computed by coref" in page.locator("footer").inner_text()  # whose numbers still stand there
+
+
+HEBREW = "\u05d4\u05db\u05dc\u05d1 \u05d4\u05d6\u05d4"
+
+
+def test_text_from_right_to_left_runs_so(visit):
+    page = visit().go(address("translate", text=HEBREW, target=HEBREW, scores="1"))
+    words = page.locator("[data-word]")
+    words.nth(1).wait_for()
+    assert page.get_by_role("textbox").evaluate("(one) => getComputedStyle(one).direction") == "rtl"
+    assert words.nth(0).bounding_box()["x"] > words.nth(1).bounding_box()["x"]
+    numbers = "[...document.querySelectorAll('main .number')].map((one) => getComputedStyle(one).direction)"
+    assert set(page.evaluate(numbers)) == {"ltr"}
+    words.nth(0).focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("document.activeElement.dataset.word") == "1"
+    page.get_by_role("button", name="Beams").click()
+    assert page.get_by_role("textbox").evaluate("(one) => getComputedStyle(one).direction") == "rtl"
