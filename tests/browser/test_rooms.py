@@ -100,6 +100,9 @@ def test_a_server_that_goes_away_and_comes_back_is_survived(visit, taught):
     page.get_by_role("alert").wait_for()
     assert page.locator(".head img").count() > 0  # what is on screen stays
     server = Server(f"taught={taught}", "--engine", "torch", port=port)
+    page.mouse.wheel(0, 5000)
+    page.wait_for_function("scrollY > 0")
+    assert page.get_by_role("alert").bounding_box()["y"] == 0  # seen from anywhere
     page.get_by_role("alert").wait_for(state="detached")
     page.get_by_role("group", name="it reads").get_by_text("dog").or_(page.get_by_text("▁dog")).first.wait_for()
     server.stop()
