@@ -46,6 +46,7 @@ def test_a_phone_shows_all_of_it(visit, room):
     page = visit(width=390, height=844, has_touch=True).go(address(room, **ROOMS[room]))
     settled(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.get_by_role("banner").bounding_box()["height"] <= 110  # two lines
 
 
 def test_an_address_says_what_is_on_screen(visit):
