@@ -100,10 +100,10 @@ def test_a_server_that_goes_away_and_comes_back_is_survived(visit, taught):
     page.get_by_role("textbox").fill("The dog was too old.")
     page.get_by_role("alert").wait_for()
     assert page.locator(".head img").count() > 0  # what is on screen stays
-    server = Server(f"taught={taught}", "--engine", "torch", port=port)
     page.mouse.wheel(0, 5000)
     page.wait_for_function("scrollY > 0")
     assert page.get_by_role("alert").bounding_box()["y"] == 0  # seen from anywhere
+    server = Server(f"taught={taught}", "--engine", "torch", port=port)
     page.get_by_role("alert").wait_for(state="detached")
     page.get_by_role("group", name="it reads").get_by_text("dog").or_(page.get_by_text("▁dog")).first.wait_for()
     server.stop()
@@ -235,3 +235,13 @@ def test_text_from_right_to_left_runs_so(visit):
     assert page.evaluate("document.activeElement.dataset.word") == "1"
     page.get_by_role("button", name="Beams").click()
     assert page.get_by_role("textbox").evaluate("(one) => getComputedStyle(one).direction") == "rtl"
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_what_is_improbable_is_never_impossible(visit, shipped):
+    page = visit(url=shipped.url).go(f"?model=coref&text={urllib.parse.quote(RIDDLE)}")
+    page.get_by_role("button", name="Tier", exact=True).click()
+    choices = page.get_by_role("dialog").locator(".share")
+    choices.last.wait_for()
+    assert "< 0.1 %" in choices.all_inner_texts()
+    assert "0.0 %" not in choices.all_inner_texts()
