@@ -238,6 +238,18 @@ def test_text_from_right_to_left_runs_so(visit):
 
 
 @pytest.mark.parametrize("width", [1440, 390])
+def test_words_stand_in_whole_lines(visit, width):
+    page = visit(width=width).go(address("glass", text=" ".join([RIDDLE] * 8)))
+    page.locator(".figure[data-stored=false]").wait_for()
+    row = page.get_by_role("group", name="it reads").locator(".words")
+    edge, bottom = row.evaluate("(one) => [one.getBoundingClientRect().left, one.getBoundingClientRect().bottom]")
+    boxes = [one.bounding_box() for one in row.get_by_role("button").all()]
+    lines = sorted({box["y"] for box in boxes})
+    assert len(lines) > 3
+    assert {min(box["x"] for box in boxes if box["y"] == line) - edge for line in lines} == {3}
+    assert not any(box["y"] < bottom < box["y"] + box["height"] for box in boxes)
+
+
 def test_what_is_improbable_is_never_impossible(visit, shipped):
     page = visit(url=shipped.url).go(f"?model=coref&text={urllib.parse.quote(RIDDLE)}")
     page.get_by_role("button", name="Tier", exact=True).click()
