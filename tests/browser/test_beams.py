@@ -73,3 +73,43 @@ def test_a_hypothesis_opens_in_the_glass(visit):
     assert view["room"] == "glass"
     assert view["target"]
     assert view["word"].startswith("t")
+
+
+def test_a_row_of_the_table_is_chosen_like_a_hypothesis_of_the_tree(visit):
+    page = visit().go(address(table=1))
+    row = page.locator("main table tbody tr").nth(1)
+    button = row.get_by_role("button")
+    button.click()
+    assert button.get_attribute("aria-pressed") == "true"
+    says = button.inner_text()
+    assert page.locator(".says").last.inner_text() == says
+    page.get_by_role("button", name="Go on from here").click()
+    page.get_by_label("A forced beginning").get_by_text(says).first.wait_for()
+
+
+def test_the_box_is_no_higher_than_its_tree(visit):
+    page = visit().go(address(beam=1))
+    page.locator("[data-node]").first.wait_for()
+    high = "(one) => one.getBoundingClientRect().height"
+    assert page.locator(".tree").evaluate(high) < page.locator("svg.all").evaluate(high) + 60
+
+
+def test_a_forced_beginning_is_looked_at_where_the_search_is_free(visit, taught):
+    engine = sightline.load(taught, device="cpu", engine="torch")
+    begins = " ".join(engine.translate([TEXT])[0].text.split()[:3])
+    page = visit(width=600).go(address(prefix=begins))
+    page.locator(".forced p").wait_for()
+    free = page.get_by_text("given").count() + 1
+    group = page.get_by_role("group", name=f"step {free}", exact=True).locator("rect").first
+    page.wait_for_function("document.querySelector('.box').scrollLeft > 0")
+    assert group.bounding_box()["x"] < 600
+
+
+def test_options_that_do_nothing_are_not_offered(visit):
+    page = visit().go(address(beam=1))
+    assert page.get_by_role("slider", name="Length penalty").is_disabled()
+    page.get_by_role("button", name="Try 4 beams").click()
+    assert page.get_by_role("slider", name="Length penalty").is_enabled()
+    page.get_by_label("Model").select_option("gpt")
+    page.get_by_text("Beams are shown for models that translate").wait_for()
+    assert page.get_by_role("slider").count() == 0

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from serving import Server, cannot
+import sightline
+from serving import Server, cannot, serving
+from sightline.data.builtin import generate, riddle
 
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 TEXT = "The animal was too tired."
@@ -44,6 +46,7 @@ def test_a_phone_shows_all_of_it(visit, room):
     page = visit(width=390, height=844, has_touch=True).go(address(room, **ROOMS[room]))
     settled(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.get_by_role("banner").bounding_box()["height"] <= 110  # two lines
 
 
 def test_an_address_says_what_is_on_screen(visit):
@@ -97,7 +100,160 @@ def test_a_server_that_goes_away_and_comes_back_is_survived(visit, taught):
     page.get_by_role("textbox").fill("The dog was too old.")
     page.get_by_role("alert").wait_for()
     assert page.locator(".head img").count() > 0  # what is on screen stays
+    page.mouse.wheel(0, 5000)
+    page.wait_for_function("scrollY > 0")
+    assert page.get_by_role("alert").bounding_box()["y"] == 0  # seen from anywhere
     server = Server(f"taught={taught}", "--engine", "torch", port=port)
     page.get_by_role("alert").wait_for(state="detached")
     page.get_by_role("group", name="it reads").get_by_text("dog").or_(page.get_by_text("▁dog")).first.wait_for()
     server.stop()
+
+
+# --- What goes from room to room, with the shipped model
+
+RIDDLE = "The animal didn't cross the street because it was too tired."
+
+
+@pytest.fixture(scope="module")
+def shipped(folders):
+    others = (f"{name}={folders[name]}" for name in ("taught", "gpt"))
+    with serving("coref", *others, "--engine", "torch") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def coref():
+    return sightline.load("coref", device="cpu", engine="torch")
+
+
+def asked(page):
+    return dict(urllib.parse.parse_qsl(urllib.parse.urlparse(page.url).query))
+
+
+def writes(page):
+    """The tokens that Glass says are written."""
+    page.locator(".figure[data-stored=false]").wait_for()
+    return page.get_by_role("group", name="it writes").get_by_role("button").all_inner_texts()
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_a_matrix_and_its_table_stay_inside_of_their_panel(visit, width):
+    long = " ".join(["The animal was too tired to cross the street"] * 4) + "."
+    page = visit(width=width, height=900).go(address("glass", text=long, open="decoder.layers.1.cross_attention"))
+    figure = page.locator("figure")
+    inside = "(one) => one.getBoundingClientRect().right <= one.closest('.layer').getBoundingClientRect().right"
+    figure.locator(".cells").wait_for()
+    assert figure.evaluate(inside)
+    figure.get_by_role("button", name="as a table").click()
+    table = figure.get_by_role("region")
+    assert table.evaluate("(one) => one.scrollWidth > one.clientWidth")  # all of it is there
+    assert figure.evaluate(inside)
+    back = figure.get_by_role("button", name="as a picture")
+    assert back.evaluate(inside)
+    back.click()
+    figure.locator(".cells").wait_for()
+
+
+def test_the_models_own_answer_is_nobodys_choice(visit, shipped):
+    page = visit(url=shipped.url).go(f"?model=coref&text={urllib.parse.quote(RIDDLE)}")
+    page.get_by_role("button", name="es", exact=True).click()
+    page.get_by_role("button", name="Open in glass").click()
+    assert "es" in writes(page)
+    assert page.get_by_text("You chose what it writes").count() == 0
+    assert "target" not in asked(page)
+    page.get_by_role("button", name="Beams").click()
+    page.get_by_role("button", name="Look inside").click()
+    assert "es" in writes(page)
+    assert page.get_by_text("You chose what it writes").count() == 0
+
+
+def test_another_answer_is_the_readers_choice(visit, shipped):
+    page = visit(url=shipped.url).go(f"?model=coref&text={urllib.parse.quote(RIDDLE)}")
+    page.get_by_role("button", name="es", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button").filter(has_text="%").first.click()
+    page.get_by_text("your choice").wait_for()
+    page.locator("[data-word]").nth(1).click()
+    page.get_by_role("button", name="Open in glass").click()
+    page.get_by_text("You chose what it writes").wait_for()
+    assert asked(page)["target"]
+
+
+def test_the_shipped_model_is_tried_with_what_it_knows(visit, shipped, coref):
+    page = visit(url=shipped.url).go("?model=coref")
+    page.get_by_text("It knows a small world of animals and places").wait_for()
+    tried = page.get_by_role("list", name="Try").get_by_role("button").all_inner_texts()
+    right = {pair.source: pair.target for pair in [*riddle(), *generate("test", 100)]}
+    assert len(tried) == 4
+    assert [one.text for one in coref.translate(tried, beam=1)] == [right[one] for one in tried]
+    page.get_by_label("Model").select_option("taught")
+    page.get_by_text("It knows a small world").wait_for(state="detached")
+    page.get_by_role("button", name="I am a student.").wait_for()
+
+
+def test_a_sample_is_what_the_glass_shows(visit, shipped, coref):
+    page = visit(url=shipped.url).go("?model=coref&sample=1&seed=2&text=I+am+a+student.")
+    page.locator("[data-word]").first.wait_for()
+    drawn = page.locator("[data-word]").all_inner_texts()
+    assert " ".join(drawn) != coref.translate(["I am a student."], beam=1)[0].text
+    page.get_by_role("button", name="Glass").click()
+    assert "".join(writes(page)[1:]) == "".join(drawn)
+    page.get_by_role("button", name="Beams").click()
+    page.get_by_text("a sample is drawn").wait_for()
+
+
+def test_an_answer_is_never_told_under_the_name_of_another_model(visit, shipped):
+    page = visit(url=shipped.url).go(f"?model=coref&text={urllib.parse.quote(RIDDLE)}")
+    page.locator("[data-word]").first.wait_for()
+    page.route("**/v1/translate**", lambda route: None)  # the other model takes its time
+    page.get_by_label("Model").select_option("taught")
+    page.get_by_text("Translating").first.wait_for()
+    assert page.locator("[data-word]").count() == 0
+    assert page.get_by_role("button", name="Copy").is_disabled()
+    page.route("**/v1/trace", lambda route: None)
+    page.get_by_label("Model").select_option("coref")
+    page.unroute("**/v1/trace")
+    page.get_by_role("button", name="Glass").click()
+    page.locator(".figure[data-stored=false]").wait_for()
+    page.route("**/v1/trace", lambda route: None)
+    page.get_by_label("Model").select_option("taught")
+    assert "computed by coref" in page.locator("footer").inner_text()  # whose numbers still stand there
+
+
+HEBREW = "\u05d4\u05db\u05dc\u05d1 \u05d4\u05d6\u05d4"
+
+
+def test_text_from_right_to_left_runs_so(visit):
+    page = visit().go(address("translate", text=HEBREW, target=HEBREW, scores="1"))
+    words = page.locator("[data-word]")
+    words.nth(1).wait_for()
+    assert page.get_by_role("textbox").evaluate("(one) => getComputedStyle(one).direction") == "rtl"
+    assert words.nth(0).bounding_box()["x"] > words.nth(1).bounding_box()["x"]
+    numbers = "[...document.querySelectorAll('main .number')].map((one) => getComputedStyle(one).direction)"
+    assert set(page.evaluate(numbers)) == {"ltr"}
+    words.nth(0).focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("document.activeElement.dataset.word") == "1"
+    page.get_by_role("button", name="Beams").click()
+    assert page.get_by_role("textbox").evaluate("(one) => getComputedStyle(one).direction") == "rtl"
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_words_stand_in_whole_lines(visit, width):
+    page = visit(width=width).go(address("glass", text=" ".join([RIDDLE] * 8)))
+    page.locator(".figure[data-stored=false]").wait_for()
+    row = page.get_by_role("group", name="it reads").locator(".words")
+    edge, bottom = row.evaluate("(one) => [one.getBoundingClientRect().left, one.getBoundingClientRect().bottom]")
+    boxes = [one.bounding_box() for one in row.get_by_role("button").all()]
+    lines = sorted({box["y"] for box in boxes})
+    assert len(lines) > 3
+    assert {min(box["x"] for box in boxes if box["y"] == line) - edge for line in lines} == {3}
+    assert not any(box["y"] < bottom < box["y"] + box["height"] for box in boxes)
+
+
+def test_what_is_improbable_is_never_impossible(visit, shipped):
+    page = visit(url=shipped.url).go(f"?model=coref&text={urllib.parse.quote(RIDDLE)}")
+    page.get_by_role("button", name="Tier", exact=True).click()
+    choices = page.get_by_role("dialog").locator(".share")
+    choices.last.wait_for()
+    assert "< 0.1 %" in choices.all_inner_texts()
+    assert "0.0 %" not in choices.all_inner_texts()

@@ -121,7 +121,10 @@ export async function stream(
   const reader = answer.body!.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch((error) => {
+      if (signal?.aborted) throw error;
+      return { value: "", done: true };
+    });
     if (done) throw new Problem(0, "The server broke off.");
     const events = (rest + value).split("\n\n");
     rest = events.pop()!;

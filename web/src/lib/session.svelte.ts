@@ -3,6 +3,7 @@
 import * as api from "./api";
 import storedAt from "../stored.bin?url";
 import { stored, Trace } from "./trace";
+import { effective } from "./translateSearch";
 import { searchOf, view } from "./view.svelte";
 
 /** Milliseconds without an answer, after which the stored trace is shown. */
@@ -58,7 +59,8 @@ class Session {
     this.begun = true;
     if (!model) return;
     const target = view.target || null;
-    const asked = JSON.stringify([model.name, text, target, target === null && [view.beam, view.length_penalty]]);
+    const search = effective(searchOf(view));
+    const asked = JSON.stringify([model.name, text, target ?? search]);
     if (asked === this.asked) return;
     this.leave?.abort();
     this.leave = new AbortController();
@@ -71,7 +73,12 @@ class Session {
       return;
     }
     this.waiting = true;
-    const about = await this.reach(() => api.trace(model.name, text, target, searchOf(view), signal));
+    const about = await this.reach(async () => {
+      const drawn = target === null && search.sample && model.architecture === "encoder-decoder";
+      // A trace searches; what was drawn is drawn again, as Translate does it, and then looked into.
+      const said = drawn ? (await api.stream(model.name, text, search, "", () => {}, signal)).text : target;
+      return api.trace(model.name, text, said, search, signal);
+    });
     if (signal.aborted) return;
     this.waiting = false;
     if (about) this.show(new Trace(about, api.carrier(about)));

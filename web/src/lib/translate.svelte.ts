@@ -32,6 +32,7 @@ export class Translating {
   growing = $state<string | null>(null);
   busy = $state(false);
   problem = $state("");
+  private model = "";
   private asked = "";
   private askedChoice = "";
   private rest: ReturnType<typeof setTimeout> | undefined;
@@ -41,9 +42,21 @@ export class Translating {
 
   /** Have the translation of a text, unless it is there or on its way. */
   look(model: string, text: string, search: api.Search, target: string): void {
+    this.only(model);
     const wanted = { model, source: text.trim(), search: effective(search) };
     this.lookOwn(wanted);
     void this.lookChosen(wanted, target.trim());
+  }
+
+  /** What another model wrote is not shown under this one's name. */
+  only(model: string): void {
+    if (this.model === model) return;
+    this.model = model;
+    this.own = this.before = this.chosen = this.growing = null;
+    this.problem = this.asked = this.askedChoice = "";
+    this.leave.abort();
+    this.leaveChoice.abort();
+    clearTimeout(this.rest);
   }
 
   /** Ask once more for the same. */
@@ -145,7 +158,7 @@ export async function asking<T>(work: () => Promise<T>): Promise<{ found?: T; pr
         problem = error.message;
         return undefined;
       }
-      // So browsers name a connection that breaks off while an answer grows.
+      // So browsers name a connection that breaks off while an answer comes.
       throw error instanceof TypeError ? new api.Problem(0, "The server broke off.") : error;
     }
   });

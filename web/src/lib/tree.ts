@@ -5,7 +5,8 @@
  */
 
 import type { Beam } from "./api";
-import { counted, percent } from "./numbers";
+import { likely } from "./likely";
+import { counted } from "./numbers";
 
 /** How the end of a text is written in a vocabulary. */
 export const END = "</s>";
@@ -138,11 +139,7 @@ export function walk(tree: Tree, rows: number[], at: number, way: Way): number {
 
 // --- In words
 
-/** How likely a token is. Nothing that was looked at is impossible. */
-export function chance({ log_prob }: Beam): string {
-  const likely = Math.exp(log_prob);
-  return likely < 0.0005 ? "< 0.1 %" : percent(likely);
-}
+export const chance = ({ log_prob }: Beam) => likely(Math.exp(log_prob));
 
 export function summary({ beams, steps, ended }: Tree, beam: number): string {
   const looked = `${counted(beams.length, "hypothesis", "hypotheses")} looked at`;
