@@ -185,6 +185,12 @@ const STACK = /^(encoder|decoder)\.output$/;
 const ROTARY = /^(encoder|decoder)\.rotary$/;
 const HEAD = /^head\.output$/;
 
+/** The steps of an embedding; one that changes nothing is left out. */
+export function embedded(trace: Trace, path: string): string[] {
+  const scaled = trace.config.scale_embedding ? ["scaled"] : [];
+  return ["tokens", ...scaled, "positions", "segments", "sum", "output"].filter((part) => trace.has(`${path}.${part}`));
+}
+
 async function embedding(trace: Trace, found: RegExpExecArray, [p, c]: number[]): Promise<Made> {
   const [, stack, part] = found;
   const path = `${stack}.embedding`;
@@ -204,8 +210,9 @@ async function embedding(trace: Trace, found: RegExpExecArray, [p, c]: number[])
     };
   }
   if (part === "scaled") {
-    const root = trace.config.scale_embedding ? Math.sqrt(trace.config.d_model) : 1;
-    const x = await valueOf(trace, of(`${path}.tokens`, p, c));
+    const tokens = of(`${path}.tokens`, p, c);
+    if (!trace.config.scale_embedding) return same(trace, tokens, `Embedding of ${token}, channel ${c}`, "This model takes it as it is, not scaled.");
+    const x = await valueOf(trace, tokens);
     return {
       ...NOTHING,
       kind: "product",
@@ -214,8 +221,8 @@ async function embedding(trace: Trace, found: RegExpExecArray, [p, c]: number[])
       formula: "x\\cdot\\sqrt{d_\\mathrm{model}}",
       live: `${inTex(x)}\\cdot\\sqrt{${trace.config.d_model}}`,
       also: [
-        { label: "x", value: x, node: of(`${path}.tokens`, p, c) },
-        { label: "√d_model", value: root },
+        { label: "x", value: x, node: tokens },
+        { label: "√d_model", value: Math.sqrt(trace.config.d_model) },
       ],
     };
   }
@@ -232,16 +239,19 @@ async function embedding(trace: Trace, found: RegExpExecArray, [p, c]: number[])
       also: [{ label: `S[0][${c}]`, value: weights[c] }],
     };
   }
-  const parts = ["scaled", "positions", "segments"].filter((name) => trace.has(`${path}.${name}`));
+  const parts = embedded(trace, path).filter((name) => ["tokens", "scaled", "positions", "segments"].includes(name));
+  if (parts.includes("scaled")) parts.splice(parts.indexOf("tokens"), 1);
   if (part === "sum" || (part === "output" && !trace.has(`${path}.norm.output`))) {
+    const title = `What the ${stack} reads at ${token}, channel ${c}`;
+    if (parts.length === 1) return same(trace, of(`${path}.${parts[0]}`, p, c), title, "Its position is not added here: it turns queries and keys.");
     const values = await Promise.all(parts.map((name) => valueOf(trace, of(`${path}.${name}`, p, c))));
     const also = parts.map((name, i) => ({ label: name, value: values[i], node: of(`${path}.${name}`, p, c) }));
     return {
       ...NOTHING,
       kind: "sum",
-      title: `What the ${stack} reads at ${token}, channel ${c}`,
+      title,
       says: "The word and its position are added: from here on they are one vector (§3.5).",
-      formula: "x + PE",
+      formula: parts.includes("segments") ? "x + PE + S" : "x + PE",
       live: addends(also),
       also,
     };
@@ -542,7 +552,7 @@ async function feedForward(trace: Trace, found: RegExpExecArray, [p, c]: number[
     return linear(
       trace,
       {
-        title: `Unit ${c} of the feed-forward network at ${token}, before its ${trace.config.activation}`,
+        title: `${inner(trace, path, c)} of the feed-forward network at ${token}, before its ${trace.config.activation}`,
         says: `${where}. Each unit looks for one pattern in the word's vector (§3.3).`,
         formula: "\\sum_i x_i\\, W_{1\\,i,c} + b_{1\\,c}",
       },
@@ -575,6 +585,13 @@ const ACTIVATIONS: Record<string, { says: string; formula: (x: string) => string
   },
   swish: { says: "Well below zero it is silent (swish).", formula: (x) => `\\frac{${x}}{1 + e^{-${x}}}` },
 };
+
+/** What a number before the activation is called: with a gate each unit has two of them, all gates first. */
+export function inner(trace: Trace, path: string, c: number): string {
+  const width = trace.shape(`${path}.units`)[1];
+  if (trace.config.activation !== "swiglu") return `Unit ${c}`;
+  return c < width ? `Gate of unit ${c}` : `Value of unit ${c - width}`;
+}
 
 async function unit(trace: Trace, path: string, p: number, c: number, token: string): Promise<Made> {
   const { activation } = trace.config;
