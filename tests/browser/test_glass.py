@@ -196,6 +196,107 @@ def test_the_clock_shows_each_step_and_what_is_reused(visit, trace):
     assert "step=" not in page.url
 
 
+@pytest.mark.parametrize(
+    ("model", "part"),
+    [
+        ("taught", "decoder.layers.1.cross_attention"),
+        ("taught", "decoder.layers.0.feed_forward"),
+        ("taught", "decoder.embedding"),
+        ("taught", "output"),
+        ("gpt", "decoder.layers.0.self_attention"),
+        ("gpt", "decoder.layers.0.self_attention_residual"),
+    ],
+)
+def test_an_opened_box_says_so_while_nothing_is_computed_in_it(visit, model, part):
+    page = visit().go(address(model=model, open=part, step=0, **({} if model == "taught" else {"target": ""})))
+    drawn(page)
+    body = page.locator(".body")
+    waits = body.get_by_text("Nothing is computed here yet")
+    waits.wait_for()
+    assert body.get_by_role("slider").count() == body.locator("td").count() == 0
+    body.get_by_role("button", name="Go to that step").click()
+    body.get_by_role("slider").or_(body.locator("td")).first.wait_for()
+    page.get_by_role("slider", name="Step").fill("0")
+    waits.wait_for()
+    page.get_by_role("button", name="Play").click()
+    page.get_by_text("All is computed").wait_for()
+    body.get_by_role("slider").or_(body.locator("td")).first.wait_for()
+
+
+def test_a_word_that_is_not_read_yet_has_no_row(visit, trace):
+    page = visit().go(address(word="t4", step=2 + 1 + 3, open="decoder.layers.0.self_attention"))
+    drawn(page)
+    page.get_by_text("is not read yet at this step").wait_for()
+    page.get_by_role("button", name="Go to that step").click()
+    page.get_by_text("asks, head 1").wait_for()
+    assert f"step={2 + 1 + 5}" in page.url
+    assert page.locator(".body .grid .rows span").count() == 5
+    assert len(trace.tokens["target"]) > 5
+
+
+def test_at_the_first_step_all_boxes_are_dim_and_the_last_one_tells_the_end(visit, trace):
+    page = visit().go(address(step=0))
+    drawn(page)
+    assert page.locator(".box.ahead").count() == page.locator(".box").count() > 0
+    page.get_by_role("slider", name="Step").focus()
+    page.keyboard.press("End")
+    last = trace.tokens["target"][-1].lstrip("▁")
+    page.get_by_text(f"“{last}” is read, the end is written. All is computed.").wait_for()
+    assert page.locator(".box.ahead").count() == 0
+
+
+@pytest.mark.parametrize("word", ["t9", ""])
+def test_another_sentence_is_shown_in_the_attention_that_is_open(visit, word):
+    long = "The animal did not cross the street because it was too tired."
+    page = visit().go(address(text=long, target="", word=word, open="decoder.layers.0.cross_attention"))
+    drawn(page)
+    page.get_by_text("asks, head 1").wait_for()
+    rows = page.locator(".body tbody tr")
+    before = rows.count()
+    page.get_by_role("textbox").fill("The dog slept.")
+    page.wait_for_function("(n) => document.querySelectorAll('[aria-label=\"it reads\"] .word').length < n", arg=before)
+    drawn(page)
+    words = page.get_by_role("group", name="it reads").get_by_role("button").all_inner_texts()
+    page.wait_for_function("(n) => document.querySelectorAll('.body tbody tr').length === n", arg=len(words))
+    assert rows.get_by_role("rowheader").all_inner_texts() == words
+    wide = page.evaluate("[...document.querySelectorAll('.figure > :last-child .head img')].map((one) => one.naturalWidth)")
+    assert len(words) in wide  # of the cross-attention
+
+
+@pytest.mark.parametrize(
+    ("model", "boxes"),
+    [
+        ("gpt", ["Add", "Feed-forward", "Norm", "Add", "Masked self-attention", "Norm"]),
+        ("bert", ["Add & norm", "Feed-forward", "Add & norm", "Self-attention"]),
+    ],
+)
+def test_boxes_stand_in_the_order_in_which_they_are_computed_upwards(visit, model, boxes):
+    page = visit().go(address(model=model, target=""))
+    drawn(page)
+    layer = page.get_by_role("article").last
+    assert [text.lstrip("▸▾ ") for text in layer.locator(".title").all_inner_texts()] == boxes
+    for box in layer.locator(".box").all():
+        path = box.get_attribute("data-path")
+        box.locator(".title").focus()
+        page.keyboard.press("Enter")
+        box.locator(".body .step").first.wait_for()
+        assert f"open={path}" in page.url
+    # As in links of old: both the norm and the sum.
+    stack = "decoder" if model == "gpt" else "encoder"
+    page.goto(page.url.split("open=")[0] + f"open={stack}.layers.0.feed_forward_residual")
+    page.locator(".body .step").nth(4).wait_for()
+    page.get_by_text("variance").wait_for()
+
+
+def test_all_rows_of_the_scores_are_in_sight(visit):
+    long = "The animal did not cross the wide old street because it was too tired and too old."
+    page = visit().go(address(text=long, target="", word="s9", open="encoder.layers.0.self_attention"))
+    page.get_by_text("asks, head 1").wait_for()
+    assert page.locator(".body tbody tr").count() >= 17
+    box = page.locator(".body table").locator("..")
+    assert box.evaluate("(one) => one.scrollHeight <= one.clientHeight")
+
+
 @pytest.mark.parametrize("part", ["output", "decoder.embedding", "encoder.layers.0.feed_forward", "decoder.norm"])
 def test_every_box_opens(visit, part):
     page = visit().go(address(open=part, word="t2"))
