@@ -94,6 +94,36 @@ export async function derive(trace: Trace, node: Node): Promise<Derivation> {
 
 // --- Words for places
 
+const PARTS: Record<string, string> = {
+  self_attention: "self-attention",
+  cross_attention: "cross-attention",
+  feed_forward: "feed-forward",
+  embedding: "embedding",
+  rotary: "angles of positions",
+  head: "head that guesses words",
+  head_norm: "head that guesses words, norm",
+  logits: "linear & softmax",
+  probabilities: "linear & softmax",
+};
+
+/** Where a number stands, in words: decoder, layer 2, cross-attention, head 1. */
+export function stands({ name, at }: Node): string {
+  const [stack, ...inside] = name.split(".");
+  if (stack !== "encoder" && stack !== "decoder") return PARTS[stack] ?? stack;
+  const said = [stack];
+  if (inside[0] === "layers") said.push(`layer ${Number(inside[1]) + 1}`);
+  const [part, ...rest] = inside[0] === "layers" ? inside.slice(2) : inside;
+  const around = part.endsWith("_residual");
+  const bare = part.replace("_residual", "");
+  if (part === "output") said.push("top");
+  else if (part === "norm") said.push("norm on top");
+  else said.push(PARTS[bare] ?? bare);
+  if (rest[0] === "norm") said.push("norm");
+  else if (around) said.push("add");
+  if (bare.endsWith("attention") && !around && at.length === 3) said.push(`head ${at[0] + 1}`);
+  return said.join(", ");
+}
+
 export const sideOf = (stack: string): Side => (stack === "encoder" ? "source" : "target");
 
 const said = (trace: Trace, side: Side, at: number) => `“${word(trace.words(side)[at] ?? "?")}”`;

@@ -187,4 +187,9 @@ export const explained = (): Node | null => nodeFrom(view.why);
 
 export const explain = (node: Node) => go({ why: nodeName(node) });
 
-export const follow = (token: Token) => go({ word: `${token.side[0]}${token.at}`, key: -1 });
+const named = (token: Token) => `${token.side[0]}${token.at}`;
+
+/** A word is chosen; once more, and it is let go. */
+export const follow = (token: Token) => go({ word: view.word === named(token) ? "" : named(token), key: -1 });
+
+export const letGo = () => go({ word: "", key: -1 });
