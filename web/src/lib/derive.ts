@@ -416,7 +416,7 @@ async function attention(trace: Trace, found: RegExpExecArray, index: number[]):
     const [q, k] = await trace.tensors([`${path}.q`, `${path}.k`]);
     return dot({
       title: `How well the question of ${query} fits ${key}, ${head}`,
-      says: `${where}. The query of ${query} times the key of ${key}, channel by channel, added up.`,
+      says: `The query of ${query} times the key of ${key}, channel by channel, added up.`,
       formula: "q\\cdot k = \\sum_c q_c\\, k_c",
       columns: ["channel", "q", "k", "product"],
       left: { values: row(q, h, a), node: (c) => of(`${path}.q`, h, a, c) },
@@ -469,7 +469,7 @@ async function attention(trace: Trace, found: RegExpExecArray, index: number[]):
     (j) => word(words[j]),
     (j) => of(`${path}.masked`, h, a, j),
     `Attention of ${query} to ${key}, ${head}`,
-    `${where}. The scores become weights that are positive and 1 together.`,
+    "The scores become weights that are positive and 1 together.",
     "word",
   );
 }
@@ -566,9 +566,8 @@ async function turned(trace: Trace, path: string, stack: string, part: "q" | "k"
 }
 
 async function feedForward(trace: Trace, found: RegExpExecArray, [p, c]: number[]): Promise<Made> {
-  const [, path, stack, layer, part] = found;
+  const [, path, stack, , part] = found;
   const token = place(trace, stack, p);
-  const where = `${stack} layer ${Number(layer) + 1}`;
   if (part === "input") {
     const pre = trace.config.norm === "pre";
     return same(
@@ -583,7 +582,7 @@ async function feedForward(trace: Trace, found: RegExpExecArray, [p, c]: number[
       trace,
       {
         title: `${inner(trace, path, c)} of the feed-forward network at ${token}, before its ${trace.config.activation}`,
-        says: `${where}. Each unit looks for one pattern in the word's vector (§3.3).`,
+        says: "Each unit looks for one pattern in the word's vector (§3.3).",
         formula: "\\sum_i x_i\\, W_{1\\,i,c} + b_{1\\,c}",
       },
       { name: `${path}.input`, at: p, symbol: "x" },
@@ -596,7 +595,7 @@ async function feedForward(trace: Trace, found: RegExpExecArray, [p, c]: number[
     trace,
     {
       title: `Answer of the feed-forward network at ${token}, channel ${c}`,
-      says: `${where}. What the units that fired add to this channel.`,
+      says: "What the units that fired add to this channel.",
       formula: "\\sum_j u_j\\, W_{2\\,j,c} + b_{2\\,c}",
     },
     { name: `${path}.units`, at: p, symbol: "unit" },

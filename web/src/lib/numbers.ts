@@ -33,8 +33,8 @@ export function bracketed(value: number): string {
 /** A probability, as people read it. */
 export function percent(probability: number): string {
   const value = probability * 100;
-  if (value > 0 && value < 0.05) return "< 0.1\u00a0%";
-  return `${value >= 99.95 ? "100" : value >= 10 ? value.toFixed(0) : value.toFixed(1)}\u00a0%`;
+  if (value > 0 && value < 0.05) return "< 0.1 %";
+  return `${value >= 99.95 ? "100" : value >= 10 ? value.toFixed(0) : value.toFixed(1)} %`;
 }
 
 export const counted = (count: number, one: string, many = `${one}s`) =>
