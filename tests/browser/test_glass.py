@@ -259,7 +259,9 @@ def test_another_sentence_is_shown_in_the_attention_that_is_open(visit, word):
     words = page.get_by_role("group", name="it reads").get_by_role("button").all_inner_texts()
     page.wait_for_function("(n) => document.querySelectorAll('.body tbody tr').length === n", arg=len(words))
     assert rows.get_by_role("rowheader").all_inner_texts() == words
-    wide = page.evaluate("[...document.querySelectorAll('.figure > :last-child .head img')].map((one) => one.naturalWidth)")
+    wide = page.evaluate(
+        "[...document.querySelectorAll('.figure > :last-child .head img')].map((one) => one.naturalWidth)"
+    )
     assert len(words) in wide  # of the cross-attention
 
 
@@ -393,6 +395,16 @@ def test_pictures_of_heads_are_no_dots(visit, width):
     drawn(page)
     wide = page.evaluate("[...document.querySelectorAll('.head')].map((one) => one.getBoundingClientRect().width)")
     assert min(wide) >= 24
+
+
+def test_on_a_phone_the_probabilities_are_whole(visit):
+    page = visit(width=390, height=844).go(address(open="output", word="t2"))
+    page.locator(".body tbody tr").nth(9).wait_for()
+    table = page.locator(".body table").locator("..")
+    assert table.evaluate("(one) => one.scrollWidth <= one.clientWidth")
+    said = page.locator(".body tbody .bar").all_inner_texts()
+    assert "0.0 %" not in said
+    assert len({one.bounding_box()["height"] for one in page.locator(".body tbody tr").all()}) == 1
 
 
 def test_all_rows_of_the_scores_are_in_sight(visit):

@@ -137,9 +137,9 @@ function place(trace: Trace, stack: string, at: number): string {
 const NOTHING = { columns: [], rows: [], also: [] };
 const SHOWN = 2;
 
-/** The first products of a sum, the last one, and dots between. */
+/** The first products of a sum, the last one, and dots between. Lines break between them, not inside. */
 function products(rows: Operand[][], bias?: Operand): string {
-  const term = ([a, b]: Operand[]) => `${bracketed(a.value)}\\cdot ${bracketed(b.value)}`;
+  const term = ([a, b]: Operand[]) => `{${bracketed(a.value)}\\cdot ${bracketed(b.value)}}`;
   const some = rows.length <= SHOWN + 1 ? rows.map(term) : [...rows.slice(0, SHOWN).map(term), "\\dots", term(rows[rows.length - 1])];
   return some.join(" + ") + (bias ? ` + ${bracketed(bias.value)}` : "");
 }
