@@ -21,7 +21,7 @@ def number(text):
 
 def shown(value):
     """How far what is written may be from what it stands for: half of its last digit, and as much again for luck."""
-    return 1e-4 if 1 <= abs(value) < 1e5 else abs(value) * 1e-3 + 1e-6
+    return abs(value) * 1e-3 if abs(value) >= 1e5 else min(1e-4, abs(value) * 1e-3) + 1e-6
 
 
 def address(model, why):
@@ -76,9 +76,9 @@ def again(kind, also, rows):  # noqa: PLR0911, PLR0912 - a case for each kind
         case "sum":
             return sum(values), 2e-4
         case "product":
-            return math.prod(values), 1e-3 * abs(math.prod(values))
+            return math.prod(values), min(1e-4 * max(map(abs, values)), 1e-3 * abs(math.prod(values)))
         case "quotient":
-            return values[0] / values[1], 1e-3 * abs(values[0] / values[1])
+            return values[0] / values[1], min(1e-4, 1e-3 * abs(values[0] / values[1]))
         case "softmax":
             if rows:
                 most = max(score for score, _ in rows)
