@@ -196,6 +196,226 @@ def test_the_clock_shows_each_step_and_what_is_reused(visit, trace):
     assert "step=" not in page.url
 
 
+@pytest.mark.parametrize(
+    ("model", "part"),
+    [
+        ("taught", "decoder.layers.1.cross_attention"),
+        ("taught", "decoder.layers.0.feed_forward"),
+        ("taught", "decoder.embedding"),
+        ("taught", "output"),
+        ("gpt", "decoder.layers.0.self_attention"),
+        ("gpt", "decoder.layers.0.self_attention_residual"),
+    ],
+)
+def test_an_opened_box_says_so_while_nothing_is_computed_in_it(visit, model, part):
+    page = visit().go(address(model=model, open=part, step=0, **({} if model == "taught" else {"target": ""})))
+    drawn(page)
+    body = page.locator(".body")
+    waits = body.get_by_text("Nothing is computed here yet")
+    waits.wait_for()
+    assert body.get_by_role("slider").count() == body.locator("td").count() == 0
+    body.get_by_role("button", name="Go to that step").click()
+    body.get_by_role("slider").or_(body.locator("td")).first.wait_for()
+    page.get_by_role("slider", name="Step").fill("0")
+    waits.wait_for()
+    page.get_by_role("button", name="Play").click()
+    page.get_by_text("All is computed").wait_for()
+    body.get_by_role("slider").or_(body.locator("td")).first.wait_for()
+
+
+def test_a_word_that_is_not_read_yet_has_no_row(visit, trace):
+    page = visit().go(address(word="t4", step=2 + 1 + 3, open="decoder.layers.0.self_attention"))
+    drawn(page)
+    page.get_by_text("is not read yet at this step").wait_for()
+    page.get_by_role("button", name="Go to that step").click()
+    page.get_by_text("asks, head 1").wait_for()
+    assert f"step={2 + 1 + 5}" in page.url
+    assert page.locator(".body .grid .rows span").count() == 5
+    assert len(trace.tokens["target"]) > 5
+
+
+def test_at_the_first_step_all_boxes_are_dim_and_the_last_one_tells_the_end(visit, trace):
+    page = visit().go(address(step=0))
+    drawn(page)
+    assert page.locator(".box.ahead").count() == page.locator(".box").count() > 0
+    page.get_by_role("slider", name="Step").focus()
+    page.keyboard.press("End")
+    last = trace.tokens["target"][-1].lstrip("▁")
+    page.get_by_text(f"“{last}” is read, the end is written. All is computed.").wait_for()
+    assert page.locator(".box.ahead").count() == 0
+
+
+@pytest.mark.parametrize("word", ["t9", ""])
+def test_another_sentence_is_shown_in_the_attention_that_is_open(visit, word):
+    long = "The animal did not cross the street because it was too tired."
+    page = visit().go(address(text=long, target="", word=word, open="decoder.layers.0.cross_attention"))
+    drawn(page)
+    page.get_by_text("asks, head 1").wait_for()
+    rows = page.locator(".body tbody tr")
+    before = rows.count()
+    page.get_by_role("textbox").fill("The dog slept.")
+    page.wait_for_function("(n) => document.querySelectorAll('[aria-label=\"it reads\"] .word').length < n", arg=before)
+    drawn(page)
+    words = page.get_by_role("group", name="it reads").get_by_role("button").all_inner_texts()
+    page.wait_for_function("(n) => document.querySelectorAll('.body tbody tr').length === n", arg=len(words))
+    assert rows.get_by_role("rowheader").all_inner_texts() == words
+    wide = page.evaluate(
+        "[...document.querySelectorAll('.figure > :last-child .head img')].map((one) => one.naturalWidth)"
+    )
+    assert len(words) in wide  # of the cross-attention
+
+
+@pytest.mark.parametrize(
+    ("model", "boxes"),
+    [
+        ("gpt", ["Add", "Feed-forward", "Norm", "Add", "Masked self-attention", "Norm"]),
+        ("bert", ["Add & norm", "Feed-forward", "Add & norm", "Self-attention"]),
+    ],
+)
+def test_boxes_stand_in_the_order_in_which_they_are_computed_upwards(visit, model, boxes):
+    page = visit().go(address(model=model, target=""))
+    drawn(page)
+    layer = page.get_by_role("article").last
+    assert [text.lstrip("▸▾ ") for text in layer.locator(".title").all_inner_texts()] == boxes
+    for box in layer.locator(".box").all():
+        path = box.get_attribute("data-path")
+        box.locator(".title").focus()
+        page.keyboard.press("Enter")
+        box.locator(".body .step").first.wait_for()
+        assert f"open={path}" in page.url
+    # As in links of old: both the norm and the sum.
+    stack = "decoder" if model == "gpt" else "encoder"
+    page.goto(page.url.split("open=")[0] + f"open={stack}.layers.0.feed_forward_residual")
+    page.locator(".body .step").nth(4).wait_for()
+    page.get_by_text("variance").wait_for()
+
+
+def test_a_chosen_word_is_let_go(visit):
+    page = visit().go(address(word="s2"))
+    drawn(page)
+    word = page.get_by_role("group", name="it reads").get_by_role("button").nth(2)
+    assert word.get_attribute("aria-pressed") == "true"
+    word.click()
+    assert word.get_attribute("aria-pressed") == "false"
+    assert "word=" not in page.url
+    word.click()
+    assert "word=s2" in page.url
+    page.keyboard.press("Escape")
+    assert "word=" not in page.url
+    page.goto(page.url + "&word=s2&why=encoder.embedding.tokens@2,0")
+    page.locator("[data-node]").wait_for()
+    page.keyboard.press("Escape")
+    page.locator("[data-node]").wait_for(state="detached")
+    assert "word=s2" in page.url
+
+
+def test_where_from_says_where_it_is_and_leads_back(visit):
+    page = visit().go(address(why="decoder.layers.1.cross_attention.probabilities@0,2,1"))
+    where, panel = page.locator("[data-part=where]"), page.locator("[data-node]")
+    where.wait_for()
+    assert where.inner_text() == "decoder, layer 2, cross-attention, head 1"
+    panel.get_by_role("button").nth(1).click()
+    page.wait_for_selector("[data-kind=mask]")
+    panel.get_by_role("button", name="back").click()
+    page.wait_for_selector("[data-kind=softmax]")
+    assert panel.get_by_role("button", name="back").count() == 0
+    for name, said in (
+        ("decoder.layers.0.feed_forward_residual.sum@1,1", "decoder, layer 1, feed-forward, add"),
+        ("encoder.layers.0.self_attention_residual.norm.mean@1", "encoder, layer 1, self-attention, norm"),
+        ("encoder.output@1,1", "encoder, top"),
+        ("probabilities@1,1", "linear & softmax"),
+    ):
+        page.goto(page.url.split("why=")[0] + f"why={name}")
+        page.locator(f'[data-node="{name.split("@")[0]}"]').wait_for()
+        assert where.inner_text() == said
+
+
+def test_on_a_small_screen_the_number_that_is_explained_stays_in_sight(visit):
+    page = visit(width=1024, height=768).go(address(open="decoder.layers.0.feed_forward", word="t2"))
+    strip = page.locator(".body .strip .value").last
+    strip.wait_for()
+    strip.evaluate("(one) => one.scrollIntoView({ block: 'end' })")
+    strip.click()
+    panel = page.locator("[data-node]")
+    panel.wait_for()
+    page.wait_for_function(
+        """() => document.querySelector(":focus").getBoundingClientRect().bottom
+          <= document.querySelector("[data-node]").getBoundingClientRect().top"""
+    )
+    assert panel.bounding_box()["height"] <= 0.46 * 768
+
+
+def test_back_brings_the_sentence_before(visit):
+    page = visit().go(address(target=""))
+    drawn(page)
+    page.get_by_role("textbox").press_sequentially(" It slept.", delay=60)
+    page.wait_for_function("() => location.search.includes('slept.')")
+    page.go_back()
+    page.wait_for_function("(text) => document.querySelector('textarea').value === text", arg=TEXT)
+
+
+def test_of_several_lines_it_says_that_they_are_one_sentence(visit):
+    page = visit().go(address(text="The dog sleeps.\nThe man is old.", target=""))
+    drawn(page)
+    assert page.get_by_role("textbox").input_value() == "The dog sleeps.\nThe man is old."
+    assert page.get_by_text("The glass looks at one sentence").is_visible()
+
+
+def test_a_model_that_is_given_its_text_is_not_said_to_write_it(visit):
+    page = visit().go(address(model="llama", target="", open="decoder.layers.0.feed_forward", step=2))
+    drawn(page)
+    assert "is read." in page.locator(".says").inner_text()
+    assert "written" not in page.locator("main").inner_text()
+    gate, value = page.get_by_role("slider", name="gate"), page.get_by_role("slider", name="value x")
+    assert gate.get_attribute("aria-valuemax") == value.get_attribute("aria-valuemax") == "47"
+    value.focus()
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")
+    page.get_by_text("Value of unit 47").wait_for()
+    page.goto(page.url.split("&open=")[0].replace("llama", "gpt") + "&open=decoder.embedding")
+    page.get_by_text("a learned row of a second table").wait_for()
+
+
+def test_of_a_long_sentence_the_word_that_asks_is_in_sight(visit):
+    text = " ".join(["The animal was too tired."] * 12)
+    page = visit().go(address(text=text, target=TARGET, word="s50", open="encoder.layers.0.self_attention"))
+    page.get_by_text("asks, head 1").wait_for()
+    inside = page.locator(".scroll").first.evaluate(
+        """(box) => {
+          const [outer, inner] = [box, box.querySelector("text.on")].map((one) => one.getBoundingClientRect());
+          return outer.height < 600 && inner.top >= outer.top && inner.bottom <= outer.bottom;
+        }"""
+    )
+    assert inside
+
+
+@pytest.mark.parametrize("width", [390, 1024, 1400])
+def test_pictures_of_heads_are_no_dots(visit, width):
+    page = visit(width=width).go(address(open="decoder.layers.0.cross_attention", why="encoder.output@1,1"))
+    drawn(page)
+    wide = page.evaluate("[...document.querySelectorAll('.head')].map((one) => one.getBoundingClientRect().width)")
+    assert min(wide) >= 24
+
+
+def test_on_a_phone_the_probabilities_are_whole(visit):
+    page = visit(width=390, height=844).go(address(open="output", word="t2"))
+    page.locator(".body tbody tr").nth(9).wait_for()
+    table = page.locator(".body table").locator("..")
+    assert table.evaluate("(one) => one.scrollWidth <= one.clientWidth")
+    said = page.locator(".body tbody .bar").all_inner_texts()
+    assert "0.0 %" not in said
+    assert len({one.bounding_box()["height"] for one in page.locator(".body tbody tr").all()}) == 1
+
+
+def test_all_rows_of_the_scores_are_in_sight(visit):
+    long = "The animal did not cross the wide old street because it was too tired and too old."
+    page = visit().go(address(text=long, target="", word="s9", open="encoder.layers.0.self_attention"))
+    page.get_by_text("asks, head 1").wait_for()
+    assert page.locator(".body tbody tr").count() >= 17
+    box = page.locator(".body table").locator("..")
+    assert box.evaluate("(one) => one.scrollHeight <= one.clientHeight")
+
+
 @pytest.mark.parametrize("part", ["output", "decoder.embedding", "encoder.layers.0.feed_forward", "decoder.norm"])
 def test_every_box_opens(visit, part):
     page = visit().go(address(open=part, word="t2"))

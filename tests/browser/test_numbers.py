@@ -21,7 +21,7 @@ def number(text):
 
 def shown(value):
     """How far what is written may be from what it stands for: half of its last digit, and as much again for luck."""
-    return max(1e-4, abs(value) * 1e-3) if abs(value) < 1e-3 or abs(value) >= 1e5 else 1e-4
+    return abs(value) * 1e-3 if abs(value) >= 1e5 else min(1e-4, abs(value) * 1e-3) + 1e-6
 
 
 def address(model, why):
@@ -76,9 +76,9 @@ def again(kind, also, rows):  # noqa: PLR0911, PLR0912 - a case for each kind
         case "sum":
             return sum(values), 2e-4
         case "product":
-            return math.prod(values), 1e-4 * max(map(abs, values))
+            return math.prod(values), min(1e-4 * max(map(abs, values)), 1e-3 * abs(math.prod(values)))
         case "quotient":
-            return values[0] / values[1], 1e-4
+            return values[0] / values[1], min(1e-4, 1e-3 * abs(values[0] / values[1]))
         case "softmax":
             if rows:
                 most = max(score for score, _ in rows)
@@ -93,7 +93,7 @@ def again(kind, also, rows):  # noqa: PLR0911, PLR0912 - a case for each kind
             root = math.sqrt(variance + also["ε"])
             return also["γ"] * (x - mean) / root + also["β"], 3e-4 * max(1.0, 1 / root)
         case "mean":
-            return sum(row[0] for row in rows) / len(rows), 1e-4
+            return sum(row[0] for row in rows) / len(rows), 1e-4 / math.sqrt(len(rows))
         case "variance":
             for x, square in rows:
                 assert abs((x - also["μ"]) ** 2 - square) <= 4e-4 * max(1.0, abs(x))
@@ -109,7 +109,7 @@ def again(kind, also, rows):  # noqa: PLR0911, PLR0912 - a case for each kind
             (label, position), (_, timescale) = also.items()
             return (math.sin if "(sine)" in label else math.cos)(position / timescale), 1e-3
         case "weight" | "same":
-            return values[0], 1e-4
+            return values[0], 0.0
     raise AssertionError(kind)
 
 
@@ -122,7 +122,7 @@ USUAL = {"dot", "sum", "product", "quotient", "softmax", "mask", "norm", "mean",
         ("taught", {*USUAL, "wave"}),
         ("gpt", {*USUAL, "weight"}),
         ("llama", {*USUAL, "wave", "turn", "gate"} - {"activation"}),
-        ("bert", {*USUAL, "weight"} - {"mask"}),
+        ("bert", {*USUAL, "weight"} - {"mask", "product"}),  # which does not scale its embeddings
     ],
 )
 def test_every_number_comes_from_the_numbers_beside_it(visit, folders, model, kinds):
@@ -142,6 +142,19 @@ def test_every_number_comes_from_the_numbers_beside_it(visit, folders, model, ki
             derived, rounding = again(kind, also, rows)
             assert derived == result or abs(derived - result) <= rounding + shown(result), (name, at, kind)
     assert seen >= kinds
+
+
+def test_embeddings_that_are_not_scaled_are_not_said_to_be(visit):
+    page = visit().go(address("bert", "encoder.embedding.scaled@3,1") + "&open=encoder.embedding&word=s3")
+    panel = page.locator("[data-node]")
+    panel.wait_for()
+    page.locator(".katex").nth(1).wait_for()
+    assert "√" not in panel.inner_text()
+    assert panel.locator(".katex .sqrt").count() == 0
+    assert panel.get_attribute("data-kind") == "same"
+    steps = page.locator(".body .step strong")
+    steps.first.wait_for()
+    assert "√" not in page.locator(".body").inner_text()
 
 
 def test_no_number_of_the_page_is_drawn_by_chance():

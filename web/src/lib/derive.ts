@@ -94,6 +94,36 @@ export async function derive(trace: Trace, node: Node): Promise<Derivation> {
 
 // --- Words for places
 
+const PARTS: Record<string, string> = {
+  self_attention: "self-attention",
+  cross_attention: "cross-attention",
+  feed_forward: "feed-forward",
+  embedding: "embedding",
+  rotary: "angles of positions",
+  head: "head that guesses words",
+  head_norm: "head that guesses words, norm",
+  logits: "linear & softmax",
+  probabilities: "linear & softmax",
+};
+
+/** Where a number stands, in words: decoder, layer 2, cross-attention, head 1. */
+export function stands({ name, at }: Node): string {
+  const [stack, ...inside] = name.split(".");
+  if (stack !== "encoder" && stack !== "decoder") return PARTS[stack] ?? stack;
+  const said = [stack];
+  if (inside[0] === "layers") said.push(`layer ${Number(inside[1]) + 1}`);
+  const [part, ...rest] = inside[0] === "layers" ? inside.slice(2) : inside;
+  const around = part.endsWith("_residual");
+  const bare = part.replace("_residual", "");
+  if (part === "output") said.push("top");
+  else if (part === "norm") said.push("norm on top");
+  else said.push(PARTS[bare] ?? bare);
+  if (rest[0] === "norm") said.push("norm");
+  else if (around) said.push("add");
+  if (bare.endsWith("attention") && !around && at.length === 3) said.push(`head ${at[0] + 1}`);
+  return said.join(", ");
+}
+
 export const sideOf = (stack: string): Side => (stack === "encoder" ? "source" : "target");
 
 const said = (trace: Trace, side: Side, at: number) => `“${word(trace.words(side)[at] ?? "?")}”`;
@@ -107,9 +137,9 @@ function place(trace: Trace, stack: string, at: number): string {
 const NOTHING = { columns: [], rows: [], also: [] };
 const SHOWN = 2;
 
-/** The first products of a sum, the last one, and dots between. */
+/** The first products of a sum, the last one, and dots between. Lines break between them, not inside. */
 function products(rows: Operand[][], bias?: Operand): string {
-  const term = ([a, b]: Operand[]) => `${bracketed(a.value)}\\cdot ${bracketed(b.value)}`;
+  const term = ([a, b]: Operand[]) => `{${bracketed(a.value)}\\cdot ${bracketed(b.value)}}`;
   const some = rows.length <= SHOWN + 1 ? rows.map(term) : [...rows.slice(0, SHOWN).map(term), "\\dots", term(rows[rows.length - 1])];
   return some.join(" + ") + (bias ? ` + ${bracketed(bias.value)}` : "");
 }
@@ -185,6 +215,12 @@ const STACK = /^(encoder|decoder)\.output$/;
 const ROTARY = /^(encoder|decoder)\.rotary$/;
 const HEAD = /^head\.output$/;
 
+/** The steps of an embedding; one that changes nothing is left out. */
+export function embedded(trace: Trace, path: string): string[] {
+  const scaled = trace.config.scale_embedding ? ["scaled"] : [];
+  return ["tokens", ...scaled, "positions", "segments", "sum", "output"].filter((part) => trace.has(`${path}.${part}`));
+}
+
 async function embedding(trace: Trace, found: RegExpExecArray, [p, c]: number[]): Promise<Made> {
   const [, stack, part] = found;
   const path = `${stack}.embedding`;
@@ -204,8 +240,9 @@ async function embedding(trace: Trace, found: RegExpExecArray, [p, c]: number[])
     };
   }
   if (part === "scaled") {
-    const root = trace.config.scale_embedding ? Math.sqrt(trace.config.d_model) : 1;
-    const x = await valueOf(trace, of(`${path}.tokens`, p, c));
+    const tokens = of(`${path}.tokens`, p, c);
+    if (!trace.config.scale_embedding) return same(trace, tokens, `Embedding of ${token}, channel ${c}`, "This model takes it as it is, not scaled.");
+    const x = await valueOf(trace, tokens);
     return {
       ...NOTHING,
       kind: "product",
@@ -214,8 +251,8 @@ async function embedding(trace: Trace, found: RegExpExecArray, [p, c]: number[])
       formula: "x\\cdot\\sqrt{d_\\mathrm{model}}",
       live: `${inTex(x)}\\cdot\\sqrt{${trace.config.d_model}}`,
       also: [
-        { label: "x", value: x, node: of(`${path}.tokens`, p, c) },
-        { label: "√d_model", value: root },
+        { label: "x", value: x, node: tokens },
+        { label: "√d_model", value: Math.sqrt(trace.config.d_model) },
       ],
     };
   }
@@ -232,16 +269,19 @@ async function embedding(trace: Trace, found: RegExpExecArray, [p, c]: number[])
       also: [{ label: `S[0][${c}]`, value: weights[c] }],
     };
   }
-  const parts = ["scaled", "positions", "segments"].filter((name) => trace.has(`${path}.${name}`));
+  const parts = embedded(trace, path).filter((name) => ["tokens", "scaled", "positions", "segments"].includes(name));
+  if (parts.includes("scaled")) parts.splice(parts.indexOf("tokens"), 1);
   if (part === "sum" || (part === "output" && !trace.has(`${path}.norm.output`))) {
+    const title = `What the ${stack} reads at ${token}, channel ${c}`;
+    if (parts.length === 1) return same(trace, of(`${path}.${parts[0]}`, p, c), title, "Its position is not added here: it turns queries and keys.");
     const values = await Promise.all(parts.map((name) => valueOf(trace, of(`${path}.${name}`, p, c))));
     const also = parts.map((name, i) => ({ label: name, value: values[i], node: of(`${path}.${name}`, p, c) }));
     return {
       ...NOTHING,
       kind: "sum",
-      title: `What the ${stack} reads at ${token}, channel ${c}`,
+      title,
       says: "The word and its position are added: from here on they are one vector (§3.5).",
-      formula: "x + PE",
+      formula: parts.includes("segments") ? "x + PE + S" : "x + PE",
       live: addends(also),
       also,
     };
@@ -376,7 +416,7 @@ async function attention(trace: Trace, found: RegExpExecArray, index: number[]):
     const [q, k] = await trace.tensors([`${path}.q`, `${path}.k`]);
     return dot({
       title: `How well the question of ${query} fits ${key}, ${head}`,
-      says: `${where}. The query of ${query} times the key of ${key}, channel by channel, added up.`,
+      says: `The query of ${query} times the key of ${key}, channel by channel, added up.`,
       formula: "q\\cdot k = \\sum_c q_c\\, k_c",
       columns: ["channel", "q", "k", "product"],
       left: { values: row(q, h, a), node: (c) => of(`${path}.q`, h, a, c) },
@@ -429,7 +469,7 @@ async function attention(trace: Trace, found: RegExpExecArray, index: number[]):
     (j) => word(words[j]),
     (j) => of(`${path}.masked`, h, a, j),
     `Attention of ${query} to ${key}, ${head}`,
-    `${where}. The scores become weights that are positive and 1 together.`,
+    "The scores become weights that are positive and 1 together.",
     "word",
   );
 }
@@ -526,9 +566,8 @@ async function turned(trace: Trace, path: string, stack: string, part: "q" | "k"
 }
 
 async function feedForward(trace: Trace, found: RegExpExecArray, [p, c]: number[]): Promise<Made> {
-  const [, path, stack, layer, part] = found;
+  const [, path, stack, , part] = found;
   const token = place(trace, stack, p);
-  const where = `${stack} layer ${Number(layer) + 1}`;
   if (part === "input") {
     const pre = trace.config.norm === "pre";
     return same(
@@ -542,8 +581,8 @@ async function feedForward(trace: Trace, found: RegExpExecArray, [p, c]: number[
     return linear(
       trace,
       {
-        title: `Unit ${c} of the feed-forward network at ${token}, before its ${trace.config.activation}`,
-        says: `${where}. Each unit looks for one pattern in the word's vector (§3.3).`,
+        title: `${inner(trace, path, c)} of the feed-forward network at ${token}, before its ${trace.config.activation}`,
+        says: "Each unit looks for one pattern in the word's vector (§3.3).",
         formula: "\\sum_i x_i\\, W_{1\\,i,c} + b_{1\\,c}",
       },
       { name: `${path}.input`, at: p, symbol: "x" },
@@ -556,7 +595,7 @@ async function feedForward(trace: Trace, found: RegExpExecArray, [p, c]: number[
     trace,
     {
       title: `Answer of the feed-forward network at ${token}, channel ${c}`,
-      says: `${where}. What the units that fired add to this channel.`,
+      says: "What the units that fired add to this channel.",
       formula: "\\sum_j u_j\\, W_{2\\,j,c} + b_{2\\,c}",
     },
     { name: `${path}.units`, at: p, symbol: "unit" },
@@ -575,6 +614,13 @@ const ACTIVATIONS: Record<string, { says: string; formula: (x: string) => string
   },
   swish: { says: "Well below zero it is silent (swish).", formula: (x) => `\\frac{${x}}{1 + e^{-${x}}}` },
 };
+
+/** What a number before the activation is called: with a gate each unit has two of them, all gates first. */
+export function inner(trace: Trace, path: string, c: number): string {
+  const width = trace.shape(`${path}.units`)[1];
+  if (trace.config.activation !== "swiglu") return `Unit ${c}`;
+  return c < width ? `Gate of unit ${c}` : `Value of unit ${c - width}`;
+}
 
 async function unit(trace: Trace, path: string, p: number, c: number, token: string): Promise<Made> {
   const { activation } = trace.config;

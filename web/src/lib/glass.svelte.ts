@@ -1,6 +1,7 @@
 /** What the glass shows: which word is followed, where its heads look, and how far the model has come. */
 
-import { nodeFrom, nodeName, type Node } from "./derive";
+import { nodeFrom, nodeName, sideOf, type Node } from "./derive";
+import { word } from "./numbers";
 import { session } from "./session.svelte";
 import { row, type Side, type Tensor, type Trace } from "./trace";
 import { go, tokenAt, view } from "./view.svelte";
@@ -63,7 +64,7 @@ class Glass {
     return this.hover ?? this.chosen;
   }
 
-  /** The position that is opened in a stack: the chosen word's, or the last one that is there. */
+  /** The position that is opened in a stack: the chosen word's, or the last one that is there; -1: none is yet. */
   position(side: Side): number {
     const token = this.chosen;
     if (token?.side === side) return token.at;
@@ -101,6 +102,33 @@ class Glass {
     return this.frame >= this.frames;
   }
 
+  /** Words of a side that are read: of the source all at once. */
+  read(side: Side): number {
+    return side === "target" ? this.written : this.encoded < 0 ? 0 : (session.trace?.words(side).length ?? 0);
+  }
+
+  /** Whether nothing is computed yet in a part of a stack: 0 is its embedding, then come its layers; with the last, the top. */
+  ahead(stack: string, layer: number): boolean {
+    return stack === "encoder" ? this.encoded < layer : this.written === 0;
+  }
+
+  /** Why what is opened in a part of a stack cannot be shown at this step, and the step from which it can. */
+  waits(stack: string, layer: number): { says: string; until: number } | null {
+    const at = this.position(sideOf(stack));
+    if (this.ahead(stack, layer)) {
+      const until = stack === "encoder" ? layer + 1 : this.encoderFrames + Math.max(at, 0) + 1;
+      return { says: "Nothing is computed here yet at this step.", until };
+    }
+    if (stack === "encoder" || at < this.written) return null;
+    const token = word(session.trace?.words("target")[at] ?? "");
+    return { says: `“${token}” is not read yet at this step: nothing is computed for it here.`, until: this.encoderFrames + at + 1 };
+  }
+
+  /** The clock is set; at its end the address says nothing of it. */
+  set(frame: number): void {
+    go({ step: frame >= this.frames ? -1 : Math.max(frame, 0) }, "replace");
+  }
+
   // --- Heads
 
   heads(count: number): number[] {
@@ -121,8 +149,10 @@ class Glass {
     this.pictures = new Map([...this.pictures, ...found.map((one) => [one.name, one] as const)]);
   }
 
+  /** Of the sentence on screen: those of the one before have other words. */
   weights(path: string): Tensor | undefined {
-    return this.pictures.get(`${path}.probabilities`);
+    const found = this.pictures.get(`${path}.probabilities`); // first: whoever asks is told when there are others
+    return session.trace === this.of ? found : undefined;
   }
 
   /**
@@ -132,7 +162,7 @@ class Glass {
   shades(trace: Trace, side: Side): Float32Array {
     const shades = new Float32Array(trace.words(side).length);
     const token = this.active;
-    if (!token) return shades;
+    if (!token || token.at >= this.read(token.side)) return shades;
     const opened = attentionFrom(view.open);
     const able = attentions(trace).filter((one) => one.queries === token.side && one.keys === side);
     const from = opened && opened.queries === token.side && opened.keys === side ? [opened] : able;
@@ -157,4 +187,9 @@ export const explained = (): Node | null => nodeFrom(view.why);
 
 export const explain = (node: Node) => go({ why: nodeName(node) });
 
-export const follow = (token: Token) => go({ word: `${token.side[0]}${token.at}`, key: -1 });
+const named = (token: Token) => `${token.side[0]}${token.at}`;
+
+/** A word is chosen; once more, and it is let go. */
+export const follow = (token: Token) => go({ word: view.word === named(token) ? "" : named(token), key: -1 });
+
+export const letGo = () => go({ word: "", key: -1 });
