@@ -54,7 +54,7 @@ class Session {
   /** Look into the model with the sentence of the view, unless that is done. */
   async look(): Promise<void> {
     const model = this.model;
-    const text = view.text.trim();
+    const text = view.text.trim().replace(/\s*\n\s*/g, " "); // lines are read as one
     if (!this.begun) this.showStored();
     this.begun = true;
     if (!model) return;

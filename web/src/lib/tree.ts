@@ -5,8 +5,7 @@
  */
 
 import type { Beam } from "./api";
-import { likely } from "./likely";
-import { counted } from "./numbers";
+import { counted, percent } from "./numbers";
 
 /** How the end of a text is written in a vocabulary. */
 export const END = "</s>";
@@ -139,7 +138,7 @@ export function walk(tree: Tree, rows: number[], at: number, way: Way): number {
 
 // --- In words
 
-export const chance = ({ log_prob }: Beam) => likely(Math.exp(log_prob));
+export const chance = ({ log_prob }: Beam) => percent(Math.exp(log_prob));
 
 export function summary({ beams, steps, ended }: Tree, beam: number): string {
   const looked = `${counted(beams.length, "hypothesis", "hypotheses")} looked at`;
