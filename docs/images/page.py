@@ -17,7 +17,7 @@ RIDDLE = "The animal didn't cross the street because it was too tired."
 HALF = "coref/states/step-00000080"
 CROSS = "decoder.layers.1.cross_attention"
 SHOTS = {
-    "translate": ({"text": RIDDLE}, (1280, 640)),
+    "translate": ({"text": RIDDLE}, (1280, 700)),
     "glass": ({"room": "glass", "text": RIDDLE, "word": "t8", "open": CROSS, "heads": "0-1-2-3"}, (1400, 1000)),
     "beams": ({"room": "beams", "model": "half-taught", "text": RIDDLE, "beam": 4}, (1280, 900)),
 }
