@@ -125,7 +125,17 @@ def test_importing_the_package_does_not_import_torch():
     assert done.returncode == 0, done.stderr
 
 
-SMALLEST = "import sys, typer\napp = typer.Typer()\napp.command()(print)\nsys.argv = ['app', '--help']\napp()"
+SMALLEST = """
+import sys, typer
+app = typer.Typer()
+@app.callback()
+def main(version: bool = typer.Option(False, "--version")) -> None: pass
+@app.command()
+def demo() -> None: pass
+sys.argv = ["app", "demo", "--help"]
+app()
+"""
+"""A program with commands and an option before them, as ours: typer loads pydantic for such."""
 
 
 def processor_seconds(code):
@@ -155,7 +165,7 @@ def test_help_is_there_at_once_and_without_torch(arguments):
     seconds, done = processor_seconds(code)
     assert done.stderr.endswith("LIGHT"), done.stderr
     assert done.returncode == (2 if not arguments else 0)
-    assert seconds < 2 * smallest
+    assert seconds < 1.7 * smallest
 
 
 def test_every_module_can_be_imported():

@@ -1,7 +1,6 @@
 """`sightline doctor`: what is installed here, and what it can do."""
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
@@ -10,6 +9,8 @@ PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "transformers")
 
 def doctor() -> None:
     """Tell which Python, which packages and which devices there are, and that a model runs on each of them."""
+    from importlib.metadata import PackageNotFoundError, version
+
     import torch
 
     from sightline import __version__
