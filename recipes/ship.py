@@ -34,7 +34,7 @@ def ship(run: Path, name: str, states: list[int]) -> Path:
         _halve(run / "tested" / kept.name / "model.safetensors", kept / "model.safetensors")
     if (folder / "README.md").exists():
         shutil.copy(folder / "README.md", draft / "README.md")
-        shutil.rmtree(folder)  # all of the new one is there
+    shutil.rmtree(folder, ignore_errors=True)  # all of the new one is there
     draft.rename(folder)
     return folder
 
