@@ -4,6 +4,8 @@ Run by test_compile.py: `python tests/compiled.py cpu|cuda some|all`. Each part 
 what the eager model gives."""
 
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,12 +14,17 @@ from torch import Tensor
 
 from sightline.config import TrainConfig
 from sightline.data.batches import Batch
-from sightline.data.feed import Place, Update
+from sightline.data.builtin import generate
+from sightline.data.corpus import Table
+from sightline.data.feed import Feed, Place, Update
+from sightline.data.store import prepare
 from sightline.errors import TraceError
 from sightline.model.kernels import Dropout, keep, share_keys
 from sightline.model.mask import SharedRows
+from sightline.text.tokenizer import Tokenizer
 from sightline.trace.record import tracing
 from sightline.train.step import Step
+from sightline.train.validate import Validation
 from support import difference, ids, packed, pad, reader, translator, writer
 
 DEVICE = sys.argv[1]
@@ -129,6 +136,30 @@ def training_steps(r_drop: float, optimizer: str, tolerance: float) -> None:
     report(f"updates by {optimizer}, compiled as eager, R-Drop {r_drop} ({furthest:.1e})")
 
 
+def a_test_compiles_nothing() -> None:
+    """Between two updates a model is tested on text of many shapes. It was compiled for one, and stays so."""
+    torch.compiler.reset()
+    pairs = [(pair.source, pair.target) for pair in generate("train", 60)]
+    tokenizer = Tokenizer.train([text for pair in pairs for text in pair], 360)
+    model = translator("pre-norm", dropout=0.0, **ONE_LAYER | {"vocab_size": tokenizer.size}).to(DEVICE).train()
+    cuda = DEVICE == "cuda"
+    step = Step(model, TrainConfig(), torch.device(DEVICE), compiled=True, graphs=cuda)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "pairs.tsv"
+        file.write_text("".join(f"{source}\t{target}\n" for source, target in pairs), "utf-8")
+        store = prepare([Table(file)], tokenizer, Path(folder) / "cache")
+        feed = Feed([store], budget=256, seed=0, rows="shared")
+        validation = Validation(store, tokenizer, budget=256, pairs=pairs[:20], score=lambda *_: {"texts": 20.0})
+        updates = feed.updates(Place(), 1)
+        step(next(updates), 1, 1e-3)
+        with torch.compiler.set_stance("fail_on_recompile"):
+            result = validation(model, bfloat16=False)
+            step(next(updates), 2, 1e-3)
+    assert result.scores == {"texts": 20.0}
+    assert 0 < result.loss < 20
+    report("a test between two updates compiles nothing")
+
+
 def report(what: str) -> None:
     sys.stdout.write(f"ok: {what}\n")
     sys.stdout.flush()
@@ -140,6 +171,7 @@ if __name__ == "__main__":
     a_compiled_function_is_not_traced_in_silence()
     dropout_by_keys()
     training_steps(0.0, "adam", 1e-6)
+    a_test_compiles_nothing()
     if sys.argv[2] == "all":
         forward_loss_and_gradients(packs=False)
         forward_loss_and_gradients(packs=True)

@@ -62,18 +62,20 @@ class Validation:
 
     @torch.no_grad()
     def __call__(self, model: Model, *, bfloat16: bool, translate: bool = True) -> Result:
-        """Test a model as it is now; it trains on afterwards."""
+        """Test a model as it is now; it trains on afterwards. Layers that were compiled for training are not compiled
+        again for the many shapes of a test, which would take a minute."""
         device, training = next(model.parameters()).device, model.training
         model.eval()
         try:
-            with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-                loss = self.loss(Objective(model, 0.0), device)
-            if not (translate and self.pairs and isinstance(model, EncoderDecoder)):
-                return Result(loss, {}, [])
-            # Longer sources than the model can read are answered as far as it can.
-            limit = model.config.positions.max_length - 1
-            found = find(model, [ids[:limit] for ids in self.sources], SearchConfig(beams=self.beams))
-            forget(model)  # training needs the memory
+            with torch.compiler.set_stance("force_eager"):
+                with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+                    loss = self.loss(Objective(model, 0.0), device)
+                if not (translate and self.pairs and isinstance(model, EncoderDecoder)):
+                    return Result(loss, {}, [])
+                # Longer sources than the model can read are answered as far as it can.
+                limit = model.config.positions.max_length - 1
+                found = find(model, [ids[:limit] for ids in self.sources], SearchConfig(beams=self.beams))
+                forget(model)  # training needs the memory
         finally:
             model.train(training)
         texts = [self.tokenizer.decode(best.ids) for (best, *_) in found]
