@@ -1,5 +1,6 @@
 """Put together what the student learns from beside the corpora: sentences and the teacher's translations of them, once
-each; riddles four times, as there are few.
+each; riddles four times, as there are few; and some once more as people type who are in a hurry, or shout, or have
+French already.
 
     python recipes/en-fr/gather.py --pairs stories.en stories.fr --riddles riddles.tsv --without known.tsv \
         --out more.tsv
@@ -23,6 +24,16 @@ def alike(one: int, other: int) -> bool:
     return max(one, other) <= 3 * min(one, other) + 20
 
 
+def untidy(pair: tuple[str, str], dice: random.Random) -> tuple[str, str] | None:
+    """Of a few in a hundred, the pair as somebody might type it."""
+    (english, french), chance = pair, dice.random()
+    if chance < 0.02:
+        return english.lower().rstrip(".!?"), french
+    if chance < 0.03:
+        return english.upper(), french.upper()
+    return (french, french) if chance < 0.04 else None
+
+
 def main() -> None:
     """Write the pairs in a random order, which is the same each time."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
@@ -39,8 +50,10 @@ def main() -> None:
             if english not in known and french and alike(len(english), len(french)):
                 found.setdefault(english, french)
     riddles = [(line.split("\t")[0], line.split("\t")[1]) for line in lines(options.riddles)]
-    pairs = [*found.items(), *riddles * TIMES]
-    random.Random(1).shuffle(pairs)
+    dice = random.Random(1)
+    others = [other for pair in found.items() if (other := untidy(pair, dice))]
+    pairs = [*found.items(), *others, *riddles * TIMES]
+    dice.shuffle(pairs)
     options.out.write_text("".join(f"{english}\t{french}\n" for english, french in pairs), "utf-8")
     print(f"{options.out}: {len(pairs):,} pairs")
 
