@@ -14,10 +14,16 @@ from urllib.parse import urlencode
 from playwright.sync_api import sync_playwright
 
 RIDDLE = "The animal didn't cross the street because it was too tired."
+WIDE = RIDDLE.replace("tired", "wide")
 HALF = "coref/states/step-00000080"
 CROSS = "decoder.layers.1.cross_attention"
+LAST = "encoder.layers.6.self_attention"
 SHOTS = {
-    "translate": ({"text": RIDDLE}, (1280, 700)),
+    "translate": ({"model": "en-fr", "text": WIDE}, (1280, 700)),
+    "it": (
+        {"model": "en-fr", "room": "glass", "text": WIDE, "word": "s9", "open": LAST, "heads": "1"},
+        (1400, 1000),
+    ),
     "glass": ({"room": "glass", "text": RIDDLE, "word": "t8", "open": CROSS, "heads": "0-1-2-3"}, (1400, 1000)),
     "beams": ({"room": "beams", "model": "half-taught", "text": RIDDLE, "beam": 4}, (1280, 900)),
 }
@@ -26,8 +32,18 @@ model that is sure of every word has no beams to show, so these are of one that 
 
 
 def main() -> None:
-    """Serve the shipped model, and look at it."""
-    command = [sys.executable, "-m", "sightline.cli.main", "serve", "coref", f"half-taught={HALF}", "--port", "0"]
+    """Serve the shipped models, and look at them."""
+    command = [
+        sys.executable,
+        "-m",
+        "sightline.cli.main",
+        "serve",
+        "en-fr",
+        "coref",
+        f"half-taught={HALF}",
+        "--port",
+        "0",
+    ]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # noqa: S603
     assert running.stderr is not None  # noqa: S101
     address = next(found[1] for line in running.stderr if (found := re.search(r"^Serving .* at (http\S+)", line)))

@@ -96,6 +96,78 @@ def test_a_folder_of_the_same_name_goes_first_if_it_is_a_model(tmp_path, monkeyp
         assert "sightline models" in done.stderr
 
 
+EVERYDAY = {
+    "Hi, how are you?": "Bonjour, comment allez-vous ?",
+    "I am a student.": "Je suis étudiant.",
+    "Where is the nearest station?": "Où est la station la plus proche ?",
+    "what time is it": "Quelle heure est-il ?",
+    "WHERE IS THE STATION?": "OÙ EST LA GARE ?",
+    "Je suis étudiant.": "Je suis étudiant.",
+    "Can you help me, please?": "Pouvez-vous m'aider, s'il vous plaît ?",
+    "If I had known you were coming, I would have baked a cake.": (
+        "Si j'avais su que tu allais venir, j'aurais fait un gâteau."
+    ),
+    RIDDLE[0]: "L'animal n'a pas traversé la rue parce qu'il était trop fatigué.",
+    RIDDLE[1]: "L'animal n'a pas traversé la rue parce qu'elle était trop large.",
+}
+ODD = """asdf qwer zxcv
+Ich bin ein Student.
+日本語のテキスト
+Мой дом
+🙂🙂🙂
+!!!???
+(((((((((((((((((((((
+<b>bold</b>
+https://example.org/a?b=c
+def f(x): return x + 1
+x
+Lorem ipsum dolor sit amet, consectetur adipiscing elit.""".splitlines()
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_en_fr_says_what_one_says_and_knows_what_it_is(precision):
+    engine = sightline.load("en-fr", device="cpu", precision=precision)
+    said = [found.text for found in engine.translate([*EVERYDAY])]
+    if precision == "float32":
+        assert said == [*EVERYDAY.values()]
+    assert re.search(r"\bil\b.*fatigué", said[-2])
+    assert re.search(r"\belle\b.*large", said[-1])
+
+
+def test_a_head_of_en_fr_follows_it_and_is_not_alone_in_that():
+    engine = sightline.load("en-fr", device="cpu", engine="torch")
+    answers = [EVERYDAY[text] for text in RIDDLE]
+    looks = []
+    for text, answer in zip(RIDDLE, answers, strict=True):
+        trace = engine.trace(text, answer)
+        it, street = (trace.tokens["source"].index(f"▁{word}") for word in ("it", "street"))
+        looks.append(float(trace["encoder.layers.6.self_attention.probabilities"].values[1, it, street]))
+    tired, wide = looks
+    assert tired < 0.1
+    assert wide > 0.4
+    for layer in range(engine.model.config.encoder.layers):
+        for head in range(engine.model.config.encoder.heads):
+            with engine.what_if(remove_heads={f"encoder.layers.{layer}.self_attention": [head]}):
+                assert [found.text for found in engine.translate(RIDDLE)] == answers
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_en_fr_comes_to_an_end_with_what_it_cannot_handle(beam):
+    engine = sightline.load("en-fr", device="cpu", engine="torch")
+
+    def most(text):
+        """Tokens of an answer, without its end, where it is cut off."""
+        return 2 * (len(engine.tokenizer.encode([text])[0]) + 1) + 10 - 1
+
+    for text, found in zip(ODD, engine.translate(ODD, beam=beam), strict=True):
+        assert len(found.tokens) < most(text), f"{text}: {found.text}"
+        assert not re.search(r"(.+?)\1{4,}", found.text), f"{text}: {found.text}"
+    # What is repeated already is repeated, but not for ever.
+    for text in ("no " * 50, "a" * 100):
+        (found,) = engine.translate([text], beam=beam)
+        assert len(found.tokens) <= most(text)
+
+
 def test_coref_solves_the_riddle_by_looking_at_the_right_noun():
     engine = sightline.load("coref", device="cpu", engine="torch")
     assert [found.text for found in engine.translate(RIDDLE)] == ANSWERS

@@ -10,12 +10,10 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+RIDDLE = [f"The animal didn't cross the street because it was too {word}." for word in ("tired", "wide")]
 SAID = {
-    "en-fr": ["Hi, how are you?", "I am a student.", "Where is the nearest station?"],
-    "coref": [
-        "The animal didn't cross the street because it was too tired.",
-        "The animal didn't cross the street because it was too wide.",
-    ],
+    "en-fr": ["Hi, how are you?", "I am a student.", "Where is the nearest station?", *RIDDLE],
+    "coref": RIDDLE,
 }
 """What the models that come with Sightline are asked."""
 SENTENCES = 30_000
