@@ -67,6 +67,21 @@ def _on_gpu(cells: list[tuple[int, int]]) -> list[Goal]:
     ]
 
 
+def _first_number(system: str, column: str, test_set: str) -> Callable[[Any], float]:
+    """A score, without its signature."""
+
+    def found(results: Any) -> float:
+        (row,) = (row for row in results["results"] if (row["system"], row["test set"]) == (system, test_set))
+        return float(row[column].split()[0])
+
+    return found
+
+
+def _student_speed(precision: str, beams: int) -> Callable[[Any], float]:
+    return _rows("student", "times the teacher", precision=precision, beams=beams)
+
+
+STUDENT = "python benchmarks/student.py en-fr TEACHER --data DATA"
 HUGGING_FACE, TORCH = "Hugging Face Marian", "torch.nn.Transformer"
 ENTRIES: dict[str, list[Entry]] = {
     "A first meeting": [
@@ -97,6 +112,30 @@ ENTRIES: dict[str, list[Entry]] = {
             "python benchmarks/quality.py tatoeba --data DATA",
             [Goal("BLEU on the test set", 38.0, lambda found: float(found["results"]["test"]["bleu"]["score"]))],
         ),
+    ],
+    "The translator that ships, beside its teacher": [
+        Entry(
+            "Quality, beam 4, float32",
+            "student",
+            STUDENT,
+            [
+                Goal("BLEU on Tatoeba", 50.0, _first_number("student", "BLEU", "Tatoeba")),
+                Goal("BLEU on Multi30k", 40.0, _first_number("student", "BLEU", "Multi30k")),
+            ],
+            "quality",
+        ),
+        Entry(
+            "Speed on one CPU core, by CTranslate2, batches of 32",
+            "student",
+            STUDENT,
+            [
+                Goal(f"× its teacher, {precision}, beams: {beams}", 4.0, _student_speed(precision, beams))
+                for precision in ("float32", "int8")
+                for beams in (1, 4)
+            ],
+            "speed",
+        ),
+        Entry("What it says", "student", STUDENT, [], "said"),
     ],
     "Training: a step, side by side in one run": [
         Entry(
