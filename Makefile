@@ -40,7 +40,7 @@ demo: .venv/run
 
 # The page's own tools. Without npm, what needs them is not tested.
 web/node_modules/.package-lock.json: web/package-lock.json
-	@if command -v npm >/dev/null; then echo "== Installing what the page is built with"; cd web && npm install --silent --no-audit --no-fund; fi
+	@if command -v npm >/dev/null; then echo "== Installing what the page is built with"; cd web && npm ci --loglevel error --no-audit --no-fund; fi
 
 test: .venv/dev web/node_modules/.package-lock.json
 	@echo "== Testing: lint, types, and everything that must hold (some minutes)"
