@@ -424,6 +424,23 @@ def test_every_box_opens(visit, part):
     assert page.locator(".body").get_by_role("slider").or_(page.locator(".body td")).count() >= 2
 
 
+@pytest.mark.parametrize("part", ["output", "decoder.embedding"])
+def test_until_its_numbers_come_a_box_says_that_they_are_fetched(visit, part):
+    tab, held, free = visit(), [], []
+    tab.page.route("**/v1/trace/**", lambda route: route.continue_() if free else held.append(route))
+    page = tab.go(address(open=part, word="t2"))
+    body = page.locator(".body")
+    waits = body.locator("[aria-busy=true]")
+    waits.wait_for()
+    assert waits.inner_text() == "Fetching the numbers …"
+    assert body.get_by_role("slider").or_(body.locator("table")).count() == 0
+    free.append(True)
+    for route in held:
+        route.continue_()
+    waits.wait_for(state="detached")
+    assert body.get_by_role("slider").or_(body.locator("td")).count() >= 2
+
+
 def test_the_output_shows_the_likeliest_words(visit, trace, taught):
     page = visit().go(address(open="output", word="t2"))
     page.locator(".body tbody tr").nth(9).wait_for()

@@ -4,6 +4,8 @@ import json
 import math
 import random
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
@@ -13,10 +15,10 @@ import tokenizers
 import torch
 from tokenizers import models
 
-from sightline.checkpoint import load_tokenizer
+from sightline.checkpoint import load_tokenizer, save_model
 from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
-from sightline.interop.ctranslate2 import SHORTLIST, CTranslate2Search, convert, save_shortlist, supports
+from sightline.interop.ctranslate2 import SHORTLIST, CTranslate2Search, beside, convert, save_shortlist, supports
 from sightline.search.find import find
 from sightline.search.hypothesis import Wish
 from sightline.search.score import force
@@ -318,6 +320,25 @@ def test_a_name_is_found_for_every_id(tmp_path):
     names = json.loads((tmp_path / "model" / "shared_vocabulary.json").read_text())
     assert names[:9] == ["<pad>", "<|endoftext|>", "<|endoftext|>'", "<unk>", "a", "b", "<7>", "<7>'", "<8>"]
     assert len(set(names)) == VOCAB
+
+
+def test_of_several_who_need_the_files_at_once_one_makes_them(words, tmp_path, monkeypatch):
+    model, made, start = model_of(), [], threading.Barrier(8)
+    save_model(model, tmp_path / "model", words)
+    monkeypatch.setattr(
+        "sightline.interop.ctranslate2.convert", lambda *how, **more: made.append(1) or convert(*how, **more)
+    )
+
+    def use(_):
+        start.wait()
+        return CTranslate2Search(beside(tmp_path / "model", model, words)).find(SOURCES, SearchConfig())
+
+    with ThreadPoolExecutor(8) as pool:
+        first, *others = pool.map(use, range(8))
+    assert len(made) == 1
+    assert all(found == first for found in others)
+    beside(tmp_path / "model", model, words)
+    assert len(made) == 1
 
 
 def test_what_cannot_be_converted_is_refused_by_name(words, tmp_path):

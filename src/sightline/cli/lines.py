@@ -51,6 +51,7 @@ def check_files(paths: Iterable[Path]) -> None:
 def only_writer(out: Path | None) -> Iterator[None]:
     """Inside the block the file is there, and nobody else goes on with it."""
     from sightline.errors import InputError
+    from sightline.folders import lock
 
     if out is None:
         yield
@@ -60,24 +61,9 @@ def only_writer(out: Path | None) -> Iterator[None]:
             file = stack.enter_context(out.open("ab"))
         except OSError as error:
             raise InputError(f"{out}: cannot be written: {error.strerror}.") from None
-        if not _locked(file):
+        if not lock(file, wait=False):
             raise InputError(f"{out}: another process is writing it; wait for its end, or choose another --out.")
         yield
-
-
-def _locked(file: IO[bytes]) -> bool:
-    """Whether it is ours until it is closed. Where files cannot be locked, it is."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True
 
 
 def count_done(out: Path, several: bool = False) -> int:

@@ -21,6 +21,7 @@ With a shortlist (`sightline.text.shortlist`) it chooses among fewer tokens, tho
 What else was probable has no share then, so that without log-probabilities the scores it gives are a little higher.
 """
 
+import contextlib
 import importlib
 import json
 import math
@@ -37,7 +38,7 @@ from torch import Tensor, nn
 from sightline.checkpoint import write_whole, writing_folder
 from sightline.config import ModelConfig, SearchConfig, StackConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
-from sightline.folders import made_from
+from sightline.folders import lock, made_from
 from sightline.model.transformer import EncoderDecoder, FeedForward, MultiHeadAttention, Residual, Stack
 from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.rules import NEVER, bounds
@@ -83,14 +84,33 @@ def beside(path: Path, model: EncoderDecoder, tokenizer: Tokenizer, precision: P
     weights = (path / "model.safetensors").stat()
     stamp = f"{weights.st_size} {weights.st_mtime_ns}"
     mark = folder / "made-from.txt"
-    try:
-        if mark.read_text("utf-8") == stamp:
-            return folder
-    except OSError:
-        pass
-    convert(model, tokenizer, folder, quantization=precision)
-    mark.write_text(stamp, "utf-8")
+    if _says(mark, stamp):
+        return folder
+    with _alone(folder):
+        if not _says(mark, stamp):  # nobody made it while we waited
+            convert(model, tokenizer, folder, quantization=precision)
+            mark.write_text(stamp, "utf-8")
     return folder
+
+
+def _says(file: Path, text: str) -> bool:
+    try:
+        return file.read_text("utf-8") == text
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Of several who want to make a folder at the same time, one after the other."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(folder.with_name(f".{folder.name}.lock").open("ab"))
+        except OSError as error:
+            raise CheckpointError(f"{folder}: the model cannot be written: {error.strerror}.") from None
+        lock(file, wait=True)
+        yield
 
 
 def convert(
