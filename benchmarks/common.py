@@ -1,13 +1,16 @@
 """What every benchmark shares: where it ran, and how its result is kept."""
 
+import functools
 import json
 import math
+import multiprocessing
 import os
 import platform
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +19,8 @@ import torch
 T = TypeVar("T")
 A = TypeVar("A")
 RESULTS = Path(__file__).parent / "results"
+REST = 0.02
+"""Seconds in which threads of who was measured last stop spinning."""
 
 
 def where(*packages: str) -> dict[str, Any]:
@@ -50,10 +55,38 @@ def side_by_side(
     for _ in range(rounds):
         for i, batch in enumerate(batches):
             for name, system in systems.items():
+                time.sleep(REST)
                 began = time.perf_counter()
                 answers[name][i] = system(batch)
                 best[name][i] = min(best[name][i], time.perf_counter() - began)
     return {name: (sum(best[name]), [one for some in answers[name] for one in some]) for name in systems}
+
+
+def alone(make: Callable[..., Callable[..., A]], *how: Any, **more: Any) -> Callable[..., A]:
+    """What `make` makes, in a process of its own. Libraries that share one also share its threads: with more of those
+    than processors, they no longer spin while they wait for each other, and all get slower."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    context.Process(target=_serve, args=(there, functools.partial(make, *how, **more)), daemon=True).start()
+    there.close()  # so that we are told when it ends
+
+    def system(*args: Any) -> A:
+        here.send(args)
+        return here.recv()
+
+    here.recv()  # it is ready; if it failed, this is an EOFError, below what it said
+    return system
+
+
+def _serve(asked: Connection, make: Callable[[], Callable[..., Any]]) -> None:
+    system = make()
+    asked.send(None)
+    while True:
+        try:
+            args = asked.recv()
+        except EOFError:
+            return
+        asked.send(system(*args))
 
 
 def _processor() -> str:

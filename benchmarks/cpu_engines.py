@@ -6,8 +6,9 @@ it; the same weights, the same sentences, one run.
 MODEL is a Hugging Face folder of a Marian translator (for instance Helsinki-NLP/opus-mt-en-fr), TEST pairs of source
 and reference, TRAIN pairs that the shortlist is learnt from (several files, if need be; none of them may have a
 sentence of TEST). Every system gets raw text and gives raw text, in batches of 1 and of 32 sentences, by one beam and
-by four. They take turns, and for each batch the best of several times counts. Needs the development dependencies
-(transformers, ctranslate2). The result goes to benchmarks/results/.
+by four. Each has a process of its own; they take turns, and for each batch the best of several times counts.
+CTranslate2 is called in both ways in which its threads can work, and the faster one is what ours is compared with.
+Needs the development dependencies (transformers, ctranslate2). The result goes to benchmarks/results/.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import keep, side_by_side, where
+from common import alone, keep, side_by_side, where
 from sacrebleu.metrics.bleu import BLEU
 
 import sightline
@@ -36,6 +37,10 @@ from sightline.text.shortlist import learn
 from sightline.text.tokenizer import Tokenizer
 
 System = Callable[..., list[str]]
+PRECISIONS = ("float32", "int8")
+CONVERTED = {"float32": "ctranslate2", "int8": "ctranslate2-int8"}
+"""Where our engine puts a model for CTranslate2."""
+TOGETHER = "threads together"
 
 
 def imported(marian: Path, folder: Path) -> Tokenizer:
@@ -54,15 +59,21 @@ def tokenised(files: Sequence[Path], tokenizer: Tokenizer) -> Iterator[tuple[Seq
         yield from zip(tokenizer.source.encode(sources), tokenizer.encode(targets), strict=True)
 
 
-def direct(folder: Path, precision: str, tokenizer: Tokenizer) -> System:
-    """As CTranslate2 is used by itself: tokens in, tokens out, long inputs in batches by length."""
+def direct(folder: Path, precision: str, tokenizer: Tokenizer, *, together: bool) -> System:
+    """As CTranslate2 is used by itself: tokens in, tokens out, long inputs in batches by length. Its threads compute
+    one batch together, or each a part of the sentences."""
     library: Any = importlib.import_module("ctranslate2")
-    translator = library.Translator(str(folder), compute_type=precision, intra_threads=torch.get_num_threads())
+    threads = torch.get_num_threads()
+    parts = 1 if together else threads
+    translator = library.Translator(
+        str(folder), compute_type=precision, inter_threads=parts, intra_threads=threads // parts
+    )
     ids = {piece: i for i, piece in enumerate(tokenizer.all_pieces())}
 
     def system(texts: Sequence[str], beams: int) -> list[str]:
         sources = [[*tokenizer.source.pieces(source), "</s>"] for source in tokenizer.source.encode(texts)]
-        results = translator.translate_batch(sources, beam_size=beams, max_batch_size=2048, batch_type="tokens")
+        most, of = (2048, "tokens") if together else (-(-len(texts) // parts), "examples")
+        results = translator.translate_batch(sources, beam_size=beams, max_batch_size=most, batch_type=of)
         return [tokenizer.decode([ids[piece] for piece in result.hypotheses[0]]) for result in results]
 
     return system
@@ -76,6 +87,10 @@ def ours(folder: Path, **options: Any) -> System:
         return [found.text for found in engine.search(texts, SearchConfig(beams=beams, patience=1), details=False)]
 
     return system
+
+
+def _by(system: System, beams: int, texts: Sequence[str]) -> list[str]:
+    return system(texts, beams)
 
 
 def main() -> None:
@@ -102,30 +117,39 @@ def main() -> None:
         shortlist = learn(pairs, tokenizer, often=options.often, likely=options.likely)
         save_shortlist(shortlist, tokenizer, folder)
         learnt = time.perf_counter() - began
-        named = {
-            "Sightline float32": ours(folder, precision="float32"),
-            "Sightline int8": ours(folder, precision="int8"),
-            "Sightline float32, shortlist": ours(folder, precision="float32", shortlist=True),
-            "Sightline int8, shortlist": ours(folder, precision="int8", shortlist=True),
-            "CTranslate2 float32": direct(folder / "ctranslate2", "float32", tokenizer),
-            "CTranslate2 int8": direct(folder / "ctranslate2-int8", "int8", tokenizer),
+        named: dict[str, System] = {
+            f"Sightline {precision}{', shortlist' if shortlist else ''}": alone(
+                ours, folder, precision=precision, shortlist=shortlist
+            )
+            for shortlist, precision in itertools.product((False, True), PRECISIONS)
+        }
+        named |= {
+            f"CTranslate2 {precision}, {how}": alone(
+                direct, folder / CONVERTED[precision], precision, tokenizer, together=how == TOGETHER
+            )
+            for how, precision in itertools.product((TOGETHER, "a thread a part"), PRECISIONS)
         }
     rows = []
     for beams, size in itertools.product(options.beams, options.batches):
-        ready: dict[str, Callable[[Sequence[str]], list[str]]] = {
-            name: functools.partial(system, beams=beams) for name, system in named.items()
-        }
+        ready = {name: functools.partial(_by, system, beams) for name, system in named.items()}
         found = side_by_side(ready, [texts[i : i + size] for i in range(0, len(texts), size)], options.rounds)
-        fastest = min(seconds for name, (seconds, _) in found.items() if name.startswith("CTranslate2"))
+        best = {
+            precision: min(
+                seconds for name, (seconds, _) in found.items() if name.startswith(f"CTranslate2 {precision}")
+            )
+            for precision in PRECISIONS
+        }
         for name, (seconds, mine) in found.items():
-            _, same = found["CTranslate2 int8" if "int8" in name else "CTranslate2 float32"]
+            precision = name.split()[1].rstrip(",")
+            _, same = found[f"CTranslate2 {precision}, {TOGETHER}"]
             row = {
                 "system": name,
                 "beams": beams,
                 "batch": size,
                 "sentences/s": round(len(texts) / seconds, 2),
                 "tokens/s": round(sum(len(ids) + 1 for ids in tokenizer.encode(mine)) / seconds, 1),
-                "speed against the faster CTranslate2": round(fastest / seconds, 2),
+                "speed against the fastest CTranslate2": round(min(best.values()) / seconds, 2),
+                "against the faster one in this precision": round(best[precision] / seconds, 2),
                 "same answers as CTranslate2 in this precision": sum(a == b for a, b in zip(mine, same, strict=True)),
                 "bleu": round(BLEU().corpus_score(mine, [references]).score, 2),
             }
