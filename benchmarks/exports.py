@@ -3,9 +3,11 @@ the same.
 
     python benchmarks/exports.py MODEL --pairs TEST.tsv
 
-MODEL is a folder that `sightline train` or `sightline import` wrote, TEST pairs of source and reference. The model is
-exported three times, and each program gets raw text. Where an answer is not that of torch, it is told how far the two
-are from each other by torch's own scores. Needs the development dependencies. The result goes to benchmarks/results/.
+MODEL is a folder that `sightline train` or `sightline import` wrote, or a shipped model; TEST pairs of source and
+reference. The model is exported three times, and each program gets raw text. Where an answer is not that of torch, it
+is told how near the choice was, by torch's own numbers: with one beam the log-probabilities of the two tokens where
+the answers part, with several the scores of both. Needs the development dependencies. The result goes to
+benchmarks/results/.
 """
 
 import argparse
@@ -24,6 +26,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sightline.checkpoint import load_model, load_tokenizer
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
+from sightline.folders import model_folder
 from sightline.interop.ctranslate2 import CTranslate2Search
 from sightline.interop.export import Difference, Kind, export
 from sightline.interop.hugging_face import library
@@ -56,7 +59,7 @@ def hugging_face(folder: Path) -> System:
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=model_folder)
     parser.add_argument("--pairs", type=Path, required=True)
     parser.add_argument("--sentences", type=int, default=500)
     parser.add_argument("--batch", type=int, default=20)
@@ -101,14 +104,14 @@ def main() -> None:
                     for answer in system(texts[i : i + options.batch], beams)
                 ]
                 different = [i for i, (a, b) in enumerate(zip(answers[name], answers["torch"], strict=True)) if a != b]
-                apart = [gap(model, words, texts[i], answers[name][i], answers["torch"][i]) for i in different]
+                apart = [gap(model, words, texts[i], answers[name][i], answers["torch"][i], beams) for i in different]
                 row = {
                     "program": name,
                     "beams": beams,
                     "sentences": len(texts),
                     "differ from torch": len(different),
-                    "of these, scores nearer than 1e-4": sum(one < TIE for one in apart),
-                    "scores apart": [round(one, 6) for one in apart] if "int8" not in name else "not looked at",
+                    "of these, chosen by less than 1e-4": sum(one < TIE for one in apart),
+                    "chosen by": [round(one, 6) for one in apart] if "int8" not in name else "not looked at",
                     "bleu": round(BLEU().corpus_score(answers[name], [references]).score, 2),
                 }
                 rows.append(row)
@@ -119,13 +122,15 @@ def main() -> None:
     print(f"kept in {keep(options.name, {'where': versions, 'settings': settings, 'results': rows})}")
 
 
-def gap(model: Any, words: Any, source: str, one: str, other: str) -> float:
-    """How far two answers are apart by their scores."""
-    scores = [
-        sum(log_probs) / len(log_probs)
-        for log_probs in force([model], words.source.encode([source] * 2), words.encode([one, other]))
-    ]
-    return abs(scores[0] - scores[1])
+def gap(model: Any, words: Any, source: str, one: str, other: str, beams: int) -> float:
+    """How far apart that was between which the search chose: two tokens, or, of several beams, two answers."""
+    both = words.encode([one, other])
+    scores = force([model], words.source.encode([source] * 2), both)  # of each token, and of the end
+    if beams == 1:
+        parted = next(i for i, (a, b) in enumerate(itertools.zip_longest(*both)) if a != b)
+        return abs(scores[0][parted] - scores[1][parted])
+    means = [sum(log_probs) / len(log_probs) for log_probs in scores]
+    return abs(means[0] - means[1])
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@ several sizes, shuffled, padded and packed.
 
     python benchmarks/neighbours.py MODEL --pairs PAIRS.tsv
 
-MODEL is a Hugging Face folder of a Marian translator (for instance Helsinki-NLP/opus-mt-en-fr), or one that `sightline
-train` wrote; PAIRS a TSV whose first column is translated. Counts the answers that are not those to the sentence alone,
-to the token, and how far log-probabilities are apart. Needs the development dependencies. The result goes to
-benchmarks/results/.
+MODEL is a Hugging Face folder of a Marian translator (for instance Helsinki-NLP/opus-mt-en-fr), one that `sightline
+train` wrote, or a shipped model; PAIRS a TSV whose first column is translated. Counts the answers that are not those
+to the sentence alone, to the token, and how far log-probabilities are apart. Needs the development dependencies. The
+result goes to benchmarks/results/.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from decode import opened
 from sightline.checkpoint import load_model, load_tokenizer
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
+from sightline.folders import model_folder
 from sightline.model.kernels import for_few_rows
 from sightline.search.find import find
 
@@ -32,7 +33,7 @@ from sightline.search.find import find
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=model_folder)
     parser.add_argument("--pairs", type=Path, required=True)
     parser.add_argument("--sentences", type=int, default=1000)
     parser.add_argument("--batches", type=int, nargs="+", default=[7, 64])

@@ -2,9 +2,9 @@
 
     python benchmarks/page.py MODEL [--large MODEL] [--chromium PATH]
 
-MODEL is a folder that `sightline train` or `sightline import` wrote; LARGE one with 6 layers and 8 heads (OPUS-MT), for
-what depends on how much there is to draw. Needs Chromium and the development dependencies. The server, the browser and
-this script share the machine's cores.
+MODEL is a folder that `sightline train` or `sightline import` wrote, or a shipped model; LARGE one with 6 layers and 8
+heads (OPUS-MT), for what depends on how much there is to draw. Needs Chromium and the development dependencies. The
+server, the browser and this script share the machine's cores.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from typing import Any
 from common import keep, where
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from sightline.folders import model_folder
 from sightline.serve.page import STATIC
 
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
@@ -179,8 +180,8 @@ def overview(browser: Browser, url: str) -> float:
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--large", type=Path, help="without, MODEL")
+    parser.add_argument("model", type=model_folder)
+    parser.add_argument("--large", type=model_folder, help="without, MODEL")
     parser.add_argument("--chromium", default=os.environ.get("CHROMIUM") or shutil.which("chromium"))
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
