@@ -6,9 +6,10 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 import torch
@@ -102,6 +103,7 @@ MODULES = [
     "sightline.serve.problems",
     "sightline.errors",
 ]
+TYPES = {bool: "true, false", int: "integer", float: "number", str: "text"}
 NOTE = "<!-- Written by docs/generate.py from the code; edit the code instead. -->\n\n"
 
 
@@ -123,10 +125,14 @@ def _plain(value: Any) -> str:
 
 
 def _type(annotation: Any) -> str:
-    text = str(annotation) if not isinstance(annotation, type) else annotation.__name__
-    if literal := re.findall(r"'([^']+)'", text):
-        return ", ".join(f"`{value}`" for value in literal)
-    return "true, false" if "bool" in text else "number" if "float" in text else "integer"
+    parts, kind = get_args(annotation), get_origin(annotation)
+    if kind is Literal:
+        return ", ".join(f"`{_plain(part)}`" for part in parts)
+    if kind is Annotated:
+        return _type(parts[0])
+    if kind is tuple:
+        return f"{len(parts)} × {_type(parts[0])}"
+    return ", ".join(_type(part) for part in parts if part is not NoneType) if parts else TYPES[annotation]
 
 
 def _limit(limit: Any) -> str:
@@ -142,10 +148,35 @@ def cli() -> str:
         lines += [f"## `{path}`\n", " ".join((command.help or "").split()), ""]
         shown = [p for p in command.params if p.name != "help"]
         if shown:
-            lines += ["| option | meaning |", "|---|---|"]
-            lines += [f"| `{', '.join(p.opts)}` | {getattr(p, 'help', None) or ''} |" for p in shown]
-            lines.append("")
+            lines += ["| option | default | meaning |", "|---|---|---|", *(_parameter(command, p) for p in shown), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _parameter(command: Any, parameter: Any) -> str:
+    """The row of an argument or an option."""
+    called = command.callback
+    default = inspect.signature(called).parameters[parameter.name].default
+    kind = get_type_hints(called)[parameter.name]
+    choices = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, Enum)]
+    names = [parameter.name.upper()] if parameter.param_type_name == "argument" else parameter.opts
+    cells = [
+        ", ".join(f"`{name}`" for name in (*names, *parameter.secondary_opts)),
+        "required" if parameter.required else _default(default, parameter.opts[0] if parameter.secondary_opts else ""),
+        " ".join([*(getattr(parameter, "help", None) or "").split(), *(_choices(one) for one in choices)]),
+    ]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _default(value: Any, flag: str) -> str:
+    """Of what is on unless it is switched off, the flag that says so. What is off or left out by itself has none."""
+    if value is True:
+        return f"`{flag}`"
+    return f"`{value}`" if isinstance(value, str | int | float | Path) and value is not False else ""
+
+
+def _choices(kind: type[Enum]) -> str:
+    *others, last = (f"`{one.value}`" for one in kind)
+    return f"One of {', '.join(others)} and {last}."
 
 
 def _commands(path: str, command: Any) -> Iterator[tuple[str, click.Command]]:
