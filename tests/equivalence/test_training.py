@@ -214,7 +214,7 @@ def test_batches_that_are_accumulated_are_one_batch(optimizer, corpus, tmp_path)
 @pytest.mark.parametrize("times", [6, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_and_resumed_until_it_is_done(times, corpus, tmp_path):
     """SIGKILL, again and again: while it starts, learns, tests or writes. In the end nothing shows it."""
-    options = [f"train.steps={30 * times}", "train.report_every=7", "train.validate_every=25", "train.save_every=10"]
+    options = [f"train.steps={60 * times}", "train.report_every=7", "train.validate_every=25", "train.save_every=10"]
     options += ["train.ema=0.9", "train.average=3"]
     train_here(corpus, tmp_path / "whole", *options)
     out, killed = tmp_path / "killed", []
@@ -228,7 +228,7 @@ def test_killed_at_any_moment_and_resumed_until_it_is_done(times, corpus, tmp_pa
                 wait_for(lambda begun=begun: last_state(out / "checkpoints") != begun, running)
                 time.sleep(random.uniform(0, 0.1))
             else:  # anywhere, also before it begins to learn
-                time.sleep(random.uniform(2, 4))
+                time.sleep(random.uniform(0, 3))
             running.kill()
         _, told = running.communicate(timeout=60)
         if running.returncode == 0:
