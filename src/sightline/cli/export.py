@@ -37,7 +37,7 @@ def export(
     is there once it has been compared with the model, and whole."""
     from sightline.checkpoint import load_model, load_tokenizer
     from sightline.errors import InputError
-    from sightline.folders import model_folder
+    from sightline.folders import kept_file, model_folder
     from sightline.interop.ctranslate2 import SHORTLIST
     from sightline.interop.export import export as write
     from sightline.model.transformer import EncoderDecoder
@@ -46,7 +46,7 @@ def export(
     ours, tokenizer = load_model(folder), load_tokenizer(folder)
     if not isinstance(ours, EncoderDecoder):
         raise InputError(f"{model}: this model is {ours.config.architecture}; only one that translates is exported.")
-    shortlist = folder / SHORTLIST
+    shortlist = kept_file(folder, SHORTLIST)
     found = write(
         ours,
         tokenizer,
