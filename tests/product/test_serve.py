@@ -22,6 +22,8 @@ import sightline
 from serving import problem, serving
 from sightline.checkpoint import load_model, load_tokenizer, save_model
 from sightline.data.builtin import generate
+from sightline.serve.problems import Problem
+from sightline.serve.service import Traces
 from sightline.text.tokenizer import END, START
 from sightline.trace.pack import PIECE, read
 
@@ -43,12 +45,12 @@ def server(taught, request):
 @pytest.fixture(scope="module")
 def small(taught):
     """One with low limits, and keys."""
-    limits = {"max_body": 2000, "max_texts": 3, "max_characters": 300, "max_tokens": 400, "max_beams": 4}
+    limits = {"max_body": 2000, "max_texts": 3, "max_characters": 300, "max_tokens": 400, "max_beams": 3}
     limits |= {"max_traced": 30, "receive": 1, "rate": 600}
     keys = taught.parent / "keys.txt"
     keys.write_text("# who may ask\nanna 0123456789abcdef\n\nbert fedcba9876543210\n")
     sets = [part for name, value in limits.items() for part in ("--set", f"{name}={value}")]
-    with serving(taught, "--keys", keys, "--allow-origin", "https://example.org", *sets) as server:
+    with serving(f"tiny-en-de={taught}", "--keys", keys, "--allow-origin", "https://example.org", *sets) as server:
         server.client.headers["authorization"] = "Bearer 0123456789abcdef"
         yield server
 
@@ -388,10 +390,10 @@ def test_limits_keep_the_service_from_drowning(small):
     assert refused({"text": "x" * 301}) == "301 characters are too many; send 300 at most."
     assert refused({"text": ["x"] * 4}) == "4 texts are too many; send 3 at most."
     assert small.post("/v1/translate", {"text": ["x"] * 3}).status_code == 200
-    assert refused({"text": "x y z " * 40, "beam": 4}).startswith("804 tokens, counted once for every beam, are more")
+    assert refused({"text": "x y z " * 40, "beam": 3}).startswith("603 tokens, counted once for every beam, are more")
     for path, more in (("translate", {}), ("trace", {}), ("trace", {"target": "y"}), ("beams", {})):
         found = refused({"text": "x", "beam": 5, **more}, 422, "invalid", f"/v1/{path}")
-        assert found == "beam: 5 are too many; ask for 4 at most."
+        assert found == "beam: 5 are too many; ask for 3 at most."
     assert refused({"text": "x " * 20}, path="/v1/trace").endswith("it may have 30 at most.")
 
     def parts():
@@ -419,6 +421,25 @@ def talk(server, data, seconds=10):
         while some := connection.recv(4000):
             answer += some
     return answer
+
+
+def test_who_says_nothing_of_beams_gets_as_many_as_there_may_be(small):
+    text, target = TEXTS[0], "Die"
+    for path, body in (
+        ("/v1/translate", {"text": text}),
+        ("/v1/beams", {"text": text}),
+        ("/v1/alternatives", {"text": text, "target": target, "position": 1}),
+        ("/v1/trace", {"text": text}),
+        ("/v1/trace", {"text": text, "target": target}),
+        ("/translate", {"q": text, "source": "en", "target": "de"}),
+    ):
+        answer = small.post(path, body)
+        assert answer.status_code == 200, (path, answer.text)
+        if not path.startswith("/translate"):
+            problem(small.post(path, body | {"beam": 4}), 422, "invalid")
+    for schema in small.get("/openapi.json").json()["components"]["schemas"].values():
+        beam = schema.get("properties", {}).get("beam", {"maximum": 3, "default": 3})
+        assert beam["default"] <= beam["maximum"] <= 3
 
 
 def test_a_head_comes_in_time_and_has_an_end(small):
@@ -456,8 +477,9 @@ def test_keys(small):
     with httpx.Client(base_url=small.url, headers={"x-api-key": "fedcba9876543210"}) as client:
         assert client.post("/v1/translate", json={"text": "a"}).status_code == 200
     client = libretranslatepy.LibreTranslateAPI(f"{small.url}/", "fedcba9876543210")
-    with pytest.raises(Exception, match="HTTP Error 404"):  # it has a key, but no languages
-        client.translate("a", "en", "de")
+    assert isinstance(client.translate("a", "en", "de"), str)
+    with pytest.raises(Exception, match="HTTP Error 404"):  # it has a key, but not this language
+        client.translate("a", "en", "fr")
     with pytest.raises(Exception, match="HTTP Error 401"):
         libretranslatepy.LibreTranslateAPI(f"{small.url}/", "wrong").translate("a", "en", "de")
     assert any(one.get("key") == "bert" for one in small.events)
@@ -482,6 +504,8 @@ def test_other_pages_may_ask_only_if_they_are_named(small):
         assert ("access-control-allow-origin" in answer.headers) == allowed
         plain = small.get("/v1/models", headers={"origin": origin})
         assert plain.headers.get("access-control-allow-origin") == (origin if allowed else None)
+        if allowed:
+            assert {"X-Pieces", "X-Dtype", "X-Shape"} <= {*plain.headers["access-control-expose-headers"].split(", ")}
 
 
 def test_too_many_at_once_are_told_to_come_again(taught):
@@ -599,7 +623,36 @@ def test_a_service_that_was_killed_serves_again(taught):
         assert again.translate(TEXTS[0]) == answer
 
 
-@pytest.mark.parametrize("wrong", ["missing", "damaged", "cut", "taken", "same name", "bad name", "keys", "option"])
+def test_traces_are_remembered_and_forgotten_by_several_threads(engine):
+    """One adds, and so forgets older ones, while another asks for all of them."""
+    seen, numbers, wrong = engine.trace(TEXTS[0]), [], []
+    traces = Traces(1e-3)
+
+    def ask():
+        while len(numbers) < 3000:
+            for number in numbers[-40:]:
+                try:
+                    traces.get(number)
+                except Problem:
+                    pass
+                except Exception as error:
+                    wrong.append(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(ask) for _ in range(2)]
+        while len(numbers) < 3000:
+            numbers.append(traces.add(seen, engine))
+        for one in asked:
+            one.result()
+    assert wrong == []
+    assert traces.get(numbers[-1]).trace is seen
+    with pytest.raises(Problem):
+        traces.get(numbers[0])
+
+
+@pytest.mark.parametrize(
+    "wrong", ["missing", "damaged", "cut", "taken", "host", "same name", "bad name", "keys", "option"]
+)
 def test_what_cannot_be_served_is_told_in_one_sentence(taught, tmp_path, wrong):
     folder = tmp_path / "model"
     shutil.copytree(taught, folder)
@@ -616,6 +669,8 @@ def test_what_cannot_be_served_is_told_in_one_sentence(taught, tmp_path, wrong):
             expected = f"{folder / 'model.safetensors'}: the weights are damaged: the file is not as long as it says."
         elif wrong == "taken":
             arguments, expected = [folder, "--port", taken.getsockname()[1]], "choose another one by --port."
+        elif wrong == "host":
+            arguments, expected = [folder, "--host", "a..b"], "of a..b cannot be used"
         elif wrong == "same name":
             arguments, expected = [folder, folder], "two models are called model;"
         elif wrong == "bad name":

@@ -53,7 +53,8 @@ def create_app(service: Service, keys: Mapping[str, str] | None = None) -> FastA
     known = Keys(keys or {}, service.config.rate)
     middleware = [Middleware(Observe, metrics=service.metrics)]
     if service.config.origins:
-        allowed: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+        told = ["X-Pieces", "X-Dtype", "X-Shape", "X-Request-ID", "Retry-After"]
+        allowed: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": told}
         middleware.append(Middleware(CORSMiddleware, allow_origins=list(service.config.origins), **allowed))
     middleware.append(Middleware(Gate, config=service.config, keys=known))
     app = FastAPI(
@@ -114,6 +115,7 @@ def _describe(app: FastAPI, config: ServeConfig, keys: bool) -> None:
                 for name, about in schema.get("properties", {}).items():
                     if name in ("beam", "nbest"):
                         about["maximum"] = min(about["maximum"], config.max_beams)
+                        about["default"] = min(about["default"], config.max_beams)
                     for part in [about, *about.get("anyOf", [])]:
                         if part.get("type") == "array" and name in ("text", "q", "pairs"):
                             part["maxItems"] = config.max_texts // (2 if name == "pairs" else 1)
@@ -153,8 +155,8 @@ def take_port(host: str, port: int) -> socket.socket:
         if os.name == "posix":
             place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         place.bind(address)
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, UnicodeError) as error:  # a name that no host can have is a UnicodeError
+        reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"port {port} of {host} cannot be used ({reason}); choose another one by --port.") from None
     return place
 

@@ -26,6 +26,7 @@ from sightline.trace.record import Trace
 __all__ = ["router"]
 
 T = TypeVar("T")
+B = TypeVar("B", schemas.AlternativesRequest, schemas.BeamsRequest, schemas.TraceRequest, schemas.SearchRequest)
 MOST_PACKED = 32_000_000
 """Bytes of tensors that are sent at once."""
 COMMON = ("unauthorised", "too-many", "internal", "busy", "stopping")
@@ -121,6 +122,7 @@ async def alternatives(
     asked: schemas.AlternativesRequest, request: Request, service: Serving
 ) -> schemas.AlternativesAnswer:
     """What could stand at a place in a translation, and how it would go on."""
+    asked = _usual(asked, service)
     _check(service, [asked.text, asked.target], asked.beam)
     name, engine = await service.models.engine(asked.model)
 
@@ -136,6 +138,7 @@ async def alternatives(
 @router.post("/v1/beams", response_model_exclude_none=True, responses=responses(*ALL), tags=["looking inside"])
 async def beams(asked: schemas.BeamsRequest, request: Request, service: Serving) -> schemas.BeamsAnswer:
     """All that a beam search looks at: each hypothesis that was among the best at some step, and what became of it."""
+    asked = _usual(asked, service)
     _check(service, [asked.text, asked.prefix], max(asked.beam, asked.nbest))
     name, engine = await service.models.engine(asked.model)
 
@@ -161,6 +164,7 @@ async def beams(asked: schemas.BeamsRequest, request: Request, service: Serving)
 @router.post("/v1/trace", responses=responses(*ALL), tags=["looking inside"])
 async def trace(asked: schemas.TraceRequest, request: Request, service: Serving) -> schemas.TraceAnswer:
     """Look into the model while it writes: tells which tensors there are. Their numbers are fetched by the id."""
+    asked = _usual(asked, service)
     target = asked.target
     name, engine = await service.models.opened(asked.model)
     if isinstance(engine, Reader):
@@ -411,6 +415,7 @@ def _libre(kind: str, body: bytes) -> schemas.LibreRequest:
 async def _translated(
     asked: schemas.SearchRequest, texts: Sequence[str], model: str | None, request: Request, service: Service
 ) -> tuple[list[Found], str]:
+    asked = _usual(asked, service)
     more = asked.model_dump(include={"without", "within", "details", "align"})
     words = [*more.get("without", []), *more.get("within", []), *filter(None, [asked.prefix])]
     config = asked.config()
@@ -430,6 +435,13 @@ async def _called(service: Service, request: Request, engine: Engine | Reader, w
         return await service.call(request, engine, work)
     except SightlineError as error:
         raise Problem("invalid", str(error)) from None
+
+
+def _usual(asked: B, service: Service) -> B:
+    """Who says nothing of beams gets no more of them than there may be."""
+    if "beam" in asked.model_fields_set:
+        return asked
+    return asked.model_copy(update={"beam": min(asked.beam, service.config.max_beams)})
 
 
 def _check(service: Service, texts: Sequence[str], beams: int = 1) -> None:

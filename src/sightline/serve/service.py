@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple, TypeVar
@@ -35,12 +36,14 @@ class Remembered(NamedTuple):
 
 
 class Traces:
-    """The last traces, by numbers that cannot be guessed."""
+    """The last traces, by numbers that cannot be guessed. They come from threads that compute, and are asked for by the
+    one that answers."""
 
     def __init__(self, memory: float) -> None:
         """`memory`: GiB."""
         self._memory = memory * 2**30
         self._traces: OrderedDict[str, Remembered] = OrderedDict()
+        self._lock = threading.Lock()
 
     def add(self, trace: Trace, engine: Engine | Reader) -> str:
         """Remember one, and forget the oldest if that is too many."""
@@ -48,18 +51,20 @@ class Traces:
         tokens = sum(map(len, trace.tokens.values()))
         layers = sum(stack.layers for stack in config.stacks.values())
         size = tokens * config.d_model * layers * 4 * 30  # some thirty vectors for each token in each layer
-        while self._traces and sum(one.bytes for one in self._traces.values()) + size > self._memory:
-            self._traces.popitem(last=False)
         number = secrets.token_urlsafe(12)
-        self._traces[number] = Remembered(trace, engine, size)
+        with self._lock:
+            while self._traces and sum(one.bytes for one in self._traces.values()) + size > self._memory:
+                self._traces.popitem(last=False)
+            self._traces[number] = Remembered(trace, engine, size)
         return number
 
     def get(self, number: str) -> Remembered:
         """One of them."""
-        if number not in self._traces:
-            raise Problem("not-found", "there is no such trace, or it is forgotten; ask for it again.")
-        self._traces.move_to_end(number)
-        return self._traces[number]
+        with self._lock:
+            if number not in self._traces:
+                raise Problem("not-found", "there is no such trace, or it is forgotten; ask for it again.")
+            self._traces.move_to_end(number)
+            return self._traces[number]
 
 
 class Service:
