@@ -9,6 +9,7 @@ import sys
 import tomllib
 
 import httpx
+import pytest
 
 from sightline.cli.demo import SAID
 from sightline.config import Config, load, presets
@@ -67,6 +68,23 @@ def test_demo_tells_at_once_what_cannot_be(tmp_path):
         done = sightline("demo", "--port", str(port))
     assert (done.returncode, done.stdout) == (2, "")
     assert f"port {port} of 127.0.0.1 cannot be used" in done.stderr
+    for command in (["demo"], ["serve", "coref"]):
+        done = sightline(*command, "--port", "65536")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "'--port'" in done.stderr
+        assert "65535" in done.stderr
+    done = sightline("demo", "--no-serve", "--out", str(tmp_path / "kept" / "model"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{tmp_path / 'kept' / 'model'}: cannot be written: Not a directory.\n"
+
+
+@pytest.mark.parametrize("command", [["demo"], ["serve", "coref"]])
+def test_what_serving_needs_is_told_where_it_is_missing(command):
+    """As without the extra `serve`."""
+    code = "import sys; sys.modules['uvicorn'] = None; from sightline.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "serving needs uvicorn; install it by: pip install 'sightline[serve]'.\n"
 
 
 def test_config_explain_gives_a_file_that_config_reads(tmp_path):

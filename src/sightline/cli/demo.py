@@ -38,7 +38,7 @@ one, and as it has one right answer to every sentence, no smoothing."""
 def demo(
     out: Annotated[Path | None, typer.Option(help="Keep the model that is trained in this folder.")] = None,
     serve: Annotated[bool, typer.Option(help="Open the page with all models at the end.")] = True,
-    port: Annotated[int, typer.Option(help="Of the page; 0 takes one that is free.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0 takes one that is free.")] = 8000,
 ) -> None:
     """Translate, see how, train a model before your eyes (less than a minute), and open the page with all of them."""
     import tempfile
@@ -62,13 +62,25 @@ def demo(
 
 def _check(out: Path | None, port: int | None) -> None:
     """What cannot be is told at once, and not after the training."""
+    import tempfile
+
+    from sightline.cli.serve import needed
     from sightline.errors import InputError
 
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out}: there is something here already; choose another --out.")
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            taken = any(out.iterdir())
+            tempfile.TemporaryFile(dir=out).close()  # it can be written
+        except FileExistsError:  # a file
+            taken = True
+        except OSError as error:
+            raise InputError(f"{out}: cannot be written: {error.strerror}.") from None
+        if taken:
+            raise InputError(f"{out}: there is something here already; choose another --out.")
     if port is not None:
-        from sightline.serve.app import take_port
-
+        with needed():
+            from sightline.serve.app import take_port
         take_port("127.0.0.1", port).close()
 
 

@@ -1,6 +1,8 @@
 """`sightline serve`: models for others, by an API over HTTP."""
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -12,7 +14,9 @@ def serve(
         list[str], typer.Argument(help="Folders of trained models or names of shipped ones, or NAME=FOLDER.")
     ],
     host: Annotated[str, typer.Option(help="Where requests may come from: 0.0.0.0 is everywhere.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Where requests come in; 0 takes one that is free.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Where requests come in; 0 takes one that is free.")
+    ] = 8000,
     keys: Annotated[
         Path | None, typer.Option(help="A file with a line NAME KEY for each who may ask; without, everybody may.")
     ] = None,
@@ -46,14 +50,12 @@ def serve(
         raise InputError(f"there is no log {log!r}; known are auto, json and plain.")
     given: dict[str, Any] = {"origins": tuple(allow_origin)} if allow_origin else {}
     config = load_serve(set or [], **given)
-    try:
+    with needed():
         from sightline.serve.app import create_app, run, take_port
         from sightline.serve.gate import read_keys
         from sightline.serve.models import Models, named
         from sightline.serve.observe import start_logging
         from sightline.serve.service import Service
-    except ModuleNotFoundError as error:
-        raise InputError(f"serving needs {error.name}; install it by: pip install 'sightline[serve]'.") from None
 
     known = read_keys(keys) if keys else {}
     chosen = {"engine": cast("Any", engine), "precision": cast("Any", precision), "device": device}
@@ -70,6 +72,17 @@ def serve(
     if open_page:
         _open(address)
     run(create_app(Service(shelf, config), known), place)
+
+
+@contextlib.contextmanager
+def needed() -> Iterator[None]:
+    """Inside the block, what serving needs is loaded; if it is missing, that is told."""
+    from sightline.errors import InputError
+
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InputError(f"serving needs {error.name}; install it by: pip install 'sightline[serve]'.") from None
 
 
 def _open(address: str) -> None:
