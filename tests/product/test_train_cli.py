@@ -130,11 +130,25 @@ def test_it_goes_on_from_a_model_with_its_vocabulary_or_a_new_one(vocab_size, co
         assert difference(on[embedding][list(mine)], old[embedding][list(theirs)]) <= 1e-5
 
 
+def test_a_model_that_is_gone_on_from_stays_what_it_is_and_may_drop_more(corpus, trained, refused, tmp_path):
+    train = ["--pairs", corpus / "train.tsv", "--from", trained]
+    found = refused(*train, *options("model.encoder.heads=1"))
+    assert found == "--from goes on with a model as it is, so model.encoder.heads cannot be set; leave it out."
+    file = tmp_path / "other.toml"
+    file.write_text('[model]\nnorm = "pre"\n')
+    assert "so model.norm cannot be set" in refused(*train, "--config", file)
+    more = options("model.dropout=0.3", "train.steps=1", "model.d_model=16")  # as it is
+    done = sightline(tmp_path, "train", *train, "--out", tmp_path / "on", "--device", "cpu", *more)
+    assert done.returncode == 0, done.stderr
+    before, after = load_model(trained).config, load_model(tmp_path / "on").config
+    assert after == before.model_copy(update={"dropout": 0.3})
+
+
 def test_a_width_that_happens_to_be_the_size_of_the_vocabulary_is_not_taken_for_it(corpus, tmp_path):
     wide = [f"model.{stack}={{layers = 1, heads = 2, d_ff = 340}}" for stack in ("encoder", "decoder")]
     train_here(corpus, tmp_path / "old", "train.steps=1", *wide, tested=False)
     assert load_tokenizer(tmp_path / "old").size == 340
-    more = ["train.steps=1", "train.learning_rate=1e-9", "data.vocab_size=350"]
+    more = ["train.steps=1", "train.learning_rate=1e-9", "data.vocab_size=350", *wide]
     train_here(corpus, tmp_path / "new", *more, start=tmp_path / "old", tested=False)
     old, new = (load_file(tmp_path / name / "model.safetensors") for name in ("old", "new"))
     name = "encoder.layers.0.feed_forward.inner.weight"
@@ -241,6 +255,27 @@ def test_a_model_is_never_written_over_and_a_run_keeps_its_configuration(corpus,
     assert found == f"{tmp_path}/run: there is a model here already; add --resume to go on, or choose another --out."
     found = refused("--resume", "--set", "train.steps=9")
     assert "a run that is resumed keeps its configuration; leave out --preset, --config, --set and --from." in found
+
+
+def test_a_run_is_resumed_with_the_text_it_began_with_wherever_that_is(corpus, refused, tmp_path):
+    for name in ("train.tsv", "dev.tsv", "options.toml"):
+        (tmp_path / name).write_bytes((corpus / name).read_bytes())
+    out = tmp_path / "run"
+    train_here(tmp_path, out, "train.steps=2", "train.save_every=1")
+    begun = files(out)
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / name).rename(moved / name)
+    given = ["--pairs", moved / "train.tsv", "--valid", moved / "dev.tsv"]
+    done = sightline(tmp_path, "train", "--resume", *given, "--out", out, "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    other = f"{out}: its text is no longer what this run began with, so it cannot go on; begin another one, with --from"
+    assert other in refused("--resume", "--pairs", f"{moved / 'train.tsv'}*2", *given[2:])
+    assert other in refused("--resume", *given[:2], "--valid", moved / "train.tsv")
+    (moved / "train.tsv").write_text((moved / "train.tsv").read_text() + "A dog.\tEin Hund.\n")
+    assert other in refused("--resume", *given)
+    assert files(out) == begun
 
 
 def test_a_loss_that_is_no_number_ends_the_run_in_one_sentence(corpus, tmp_path):

@@ -178,17 +178,26 @@ def _jsonl(line: str, where: str) -> tuple[str, str]:
     try:
         record = json.loads(line)
         source, target = record["source"], record["target"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f'{where}: the line is not a JSON object with "source" and "target".') from None
     if not isinstance(source, str) or not isinstance(target, str):
         raise InputError(f'{where}: "source" and "target" must be texts.')
-    return source, target
+    return _whole(source, where), _whole(target, where)
+
+
+def _whole(text: str, where: str) -> str:
+    """A text in which no half of a character stands by itself; JSON can write such a thing, and nobody can read it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: half a character (a lone surrogate) is no text.") from None
+    return text
 
 
 def _turns(line: str, where: str) -> list[str]:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
     turns = record.get("turns") if isinstance(record, dict) else record
     if not isinstance(turns, list):
@@ -200,4 +209,4 @@ def _turns(line: str, where: str) -> list[str]:
         raise InputError(
             f"{where}: the conversation has only {len(turns)} of the two turns it needs: something said, and a reply."
         )
-    return turns
+    return [_whole(turn, where) for turn in turns]

@@ -4,6 +4,7 @@ The folder of a run has `run.json`, what it was started with, so that it can be 
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.checkpoint import last_state, load_model, load_tokenizer, write_whole
-from sightline.config import Config, load
+from sightline.config import Config, ModelConfig, load
 from sightline.data.corpus import Corpus, Dialogue, Parallel, Table, Text, lines, read_dialogues, read_pairs
 from sightline.data.feed import Feed
 from sightline.data.store import Cleaning, Store, Weighted, prepare, prepare_dialogues, prepare_texts
@@ -35,6 +36,10 @@ __all__ = ["Inputs", "Request", "check", "choose_preset", "train_files"]
 Note = Callable[[str], None]
 ENOUGH = 500
 """Pairs from which on some are held out to test on."""
+PATIENCE = 10
+"""Seconds without a word."""
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
+"""Options of a model that say how it is trained, and not what it is."""
 
 
 class Inputs(NamedTuple):
@@ -100,11 +105,14 @@ def train_files(request: Request, tell: Sink, note: Note = lambda _: None, score
     config = _fit(config, tokenizer)
     stores = _stores(config, corpora, tokenizer, cache, note)
     validation, only = _validation(config, request.valid, stores[0], tokenizer, cache, score, note)
+    text = _text(stores, validation)
     if world.main:
-        if not request.resume:  # all that can be wrong with the input has been found by now
+        if request.resume:
+            _compare(folder, text)
+        else:  # all that can be wrong with the input has been found by now
             config = _measure(config, world, note)
             forget(folder)
-            _write(folder, request, config, tokenizer, stores[0])
+            _write(folder, request, config, tokenizer, stores[0], text)
         world.from_main(config)
         if not begun:
             _warn_of_leaks(stores[0], tell)
@@ -112,7 +120,7 @@ def train_files(request: Request, tell: Sink, note: Note = lambda _: None, score
     torch.manual_seed(config.train.seed)
     model: Model = build(config.model)
     if old is not None:
-        model = with_vocabulary(old[0], old[1], tokenizer)
+        model.load_state_dict(with_vocabulary(old[0], old[1], tokenizer).state_dict())
     budget = config.train.batch_tokens
     assert budget != "auto"  # noqa: S101 - it was measured
     rows = config.train.rows
@@ -163,9 +171,28 @@ def _configure(request: Request, corpora: Sequence[Weighted[Any]], note: Note, o
         note(f"{count:,} lines of training text: preset {preset} (choose another with --preset)")
     config = load(preset, request.file, request.sets)
     if old is not None:
-        config = config.model_copy(update={"model": old.config})
+        config = config.model_copy(update={"model": _kept(old.config, request)})
     check(config, pairs=isinstance(corpora[0].corpus, Parallel | Table))
     return config
+
+
+def _kept(model: ModelConfig, request: Request) -> ModelConfig:
+    """A model that is trained further stays what it is, and of a preset only the recipe counts. How much is dropped may
+    be set anew."""
+    asked = load(None, request.file, request.sets).model.model_dump(exclude_unset=True)
+    dropped = {name: asked.pop(name) for name in DROPOUTS if name in asked}
+    if other := next(_others(asked, model.model_dump(), "model"), None):
+        raise InputError(f"--from goes on with a model as it is, so {other} cannot be set; leave it out.")
+    return model.model_copy(update=dropped)
+
+
+def _others(asked: dict[str, Any], known: dict[str, Any], path: str) -> Iterator[str]:
+    """Options that are not what they are known to be."""
+    for name, value in asked.items():
+        if isinstance(value, dict) and isinstance(known[name], dict):
+            yield from _others(value, known[name], f"{path}.{name}")
+        elif value != known[name]:
+            yield f"{path}.{name}"
 
 
 def check(config: Config, *, pairs: bool) -> None:
@@ -220,7 +247,7 @@ def _stores(
     if isinstance(corpora[0].corpus, Text | Dialogue):
         context = min(data.max_length, config.model.positions.max_length) - 1
         make = prepare_texts if isinstance(corpora[0].corpus, Text) else prepare_dialogues
-        stores = [make(corpora, tokenizer, cache, context)]
+        stores = [make(corpora, tokenizer, cache, context, _now_and_then(note))]
         note(f"text: {len(stores[0]):,} pieces of at most {context} tokens")
         return stores
     length = min(data.max_length, config.model.positions.max_length - 1)
@@ -228,10 +255,24 @@ def _stores(
     readings = range(data.readings if data.bpe_dropout else 1)
     stores = []
     for reading in readings:
-        stores.append(prepare(corpora, tokenizer, cache, cleaning, dropout=data.bpe_dropout, reading=reading))
+        tell = _now_and_then(note)
+        stores.append(prepare(corpora, tokenizer, cache, cleaning, tell, dropout=data.bpe_dropout, reading=reading))
         if reading == 0:
             note(_counted(stores[0]))
     return stores
+
+
+def _now_and_then(note: Note) -> Callable[[int], None]:
+    """Tell how much is tokenised, where that takes long."""
+    told = time.monotonic()
+
+    def progress(count: int) -> None:
+        nonlocal told
+        if time.monotonic() - told > PATIENCE:
+            told = time.monotonic()
+            note(f"tokenised: {count:,} so far")
+
+    return progress
 
 
 def _counted(store: Store) -> str:
@@ -298,12 +339,30 @@ def _warn_of_leaks(store: Store, tell: Sink) -> None:
         )
 
 
-def _write(folder: Path, request: Request, config: Config, tokenizer: Tokenizer, store: Store) -> None:
+def _text(stores: Sequence[Store], validation: Validation | None) -> list[list[Any]]:
+    """What a run is trained and tested on, by its content: the files may have been moved when it is resumed."""
+    tested = [] if validation is None else [validation.store]
+    return [[store.folder.name, *(part.weight for part in store.parts)] for store in (*stores, *tested)]
+
+
+def _compare(folder: Path, text: list[list[Any]]) -> None:
+    known = json.loads((folder / "run.json").read_text("utf-8")).get("text", text)
+    if known != text:
+        raise InputError(
+            f"{folder}: its text is no longer what this run began with, so it cannot go on; begin another one, with "
+            f"--from {folder} if it is to learn on."
+        )
+
+
+def _write(
+    folder: Path, request: Request, config: Config, tokenizer: Tokenizer, store: Store, text: list[list[Any]]
+) -> None:
     about: dict[str, Any] = {
         "config": config.model_dump(mode="json"),
         "train": request.train._asdict(),
         "valid": request.valid._asdict(),
         "start": request.start,
+        "text": text,
     }
     if store.source is not None:
         about["usual_length"] = _usual_length(store, tokenizer)
@@ -342,8 +401,9 @@ def _reopen(request: Request) -> tuple[Request, Config]:
         raise InputError(
             "a run that is resumed keeps its configuration; leave out --preset, --config, --set and --from."
         )
-    given = request.train if request.train.corpora() else inputs["train"]
-    return request._replace(train=given, valid=inputs["valid"], start=about["start"]), config
+    training = request.train if request.train.corpora() else inputs["train"]
+    testing = request.valid if request.valid.corpora() else inputs["valid"]
+    return request._replace(train=training, valid=testing, start=about["start"]), config
 
 
 def _nothing(_: Any) -> None:

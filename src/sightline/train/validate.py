@@ -56,12 +56,13 @@ class Validation:
         longest = int(store.target.lengths.max()) + 1
         if store.source is not None:
             longest = max(longest, int(store.source.lengths.max()) + 1)
+        self.store = store
         self.feed = Feed([store], budget=max(budget, longest), seed=0, masked=masked, only=only)
         self.tokenizer, self.score, self.pairs, self.beams = tokenizer, score, pairs, beams
         self.sources = tokenizer.source.encode([source for source, _ in pairs])
 
     @torch.no_grad()
-    def __call__(self, model: Model, *, bfloat16: bool, translate: bool = True) -> Result:
+    def __call__(self, model: Model, *, bfloat16: bool) -> Result:
         """Test a model as it is now; it trains on afterwards. Layers that were compiled for training are not compiled
         again for the many shapes of a test, which would take a minute."""
         device, training = next(model.parameters()).device, model.training
@@ -70,7 +71,7 @@ class Validation:
             with torch.compiler.set_stance("force_eager"):
                 with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
                     loss = self.loss(Objective(model, 0.0), device)
-                if not (translate and self.pairs and isinstance(model, EncoderDecoder)):
+                if not (self.pairs and isinstance(model, EncoderDecoder)):
                     return Result(loss, {}, [])
                 # Longer sources than the model can read are answered as far as it can.
                 limit = model.config.positions.max_length - 1
