@@ -252,10 +252,11 @@ class Engine:
             raise InputError(f"beams are shown for a text of one part, and this one has {len(asked.sources)}.")
         return grow_tree(self.models, asked.sources[0], SearchConfig(beams=beam, **options), asked.wishes[0])
 
-    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[Scored]:
-        """How probable each target is as the translation of its source, token by token."""
+    def score(self, sources: Sequence[str], targets: Sequence[str], *, first: int = 1) -> list[Scored]:
+        """How probable each target is as the translation of its source, token by token. Errors count the pairs from
+        `first` on."""
         given, wanted = self.tokenizer.source.encode(sources), self.tokenizer.encode(targets)
-        self._check(given, wanted)
+        self._check(given, wanted, first)
         return [
             Scored(sum(log_probs), self.tokenizer.pieces(ids), log_probs)
             for ids, log_probs in zip(wanted, force(self.models, given, wanted), strict=True)
@@ -288,16 +289,18 @@ class Engine:
             found.append(Alternative(self.tokenizer.pieces([token])[0], log_prob, whole.text))
         return found
 
-    def align(self, sources: Sequence[str], targets: Sequence[str]) -> list[Alignment]:
+    def align(self, sources: Sequence[str], targets: Sequence[str], *, first: int = 1) -> list[Alignment]:
         """Which word of each source belongs to which word of its target, by where the model looks while it writes the
-        target. Words are what white space separates, counted from 0."""
-        return align(self.model, *self.words(sources, targets), self.heads)
+        target. Words are what white space separates, counted from 0. Errors count the pairs from `first` on."""
+        return align(self.model, *self.words(sources, targets, first=first), self.heads)
 
-    def words(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[list[Words], list[Words]]:
+    def words(
+        self, sources: Sequence[str], targets: Sequence[str], *, first: int = 1
+    ) -> tuple[list[Words], list[Words]]:
         """Given pairs as tokens, with the word that each token belongs to."""
         given = self._cut(self.tokenizer.source, [(text, text, 0) for text in sources])
         wanted = self._cut(self.tokenizer, [(text, text, 0) for text in targets])
-        self._check([one.ids for one in given], [one.ids for one in wanted])
+        self._check([one.ids for one in given], [one.ids for one in wanted], first)
         return given, wanted
 
     def trace(self, text: str, target: str | None = None, **options: Any) -> Trace:
@@ -361,10 +364,10 @@ class Engine:
         """Words inside a sentence, as the vocabulary cuts them."""
         return [ids for ids in self.tokenizer.encode(words) if ids] if words else []
 
-    def _check(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> None:
+    def _check(self, sources: Sequence[list[int]], targets: Sequence[list[int]], first: int) -> None:
         if len(sources) != len(targets):
             raise InputError(f"there are {len(sources)} sources and {len(targets)} targets; they come in pairs.")
-        for number, (ids, answer) in enumerate(zip(sources, targets, strict=True), 1):
+        for number, (ids, answer) in enumerate(zip(sources, targets, strict=True), first):
             if max(len(ids), len(answer)) > self.room:
                 raise InputError(f"pair {number} is too long: the model takes at most {self.room} tokens a side.")
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 import shutil
 import signal
@@ -60,6 +61,14 @@ def test_every_line_has_its_line_whatever_is_in_it(taught):
     assert lines[0] == b""
     assert b"standard input:3: bytes that are not UTF-8" in done.stderr
     assert lines[-1].decode() == sightline.load(taught).translate(TEXTS[0], beam=1)[0].text
+
+
+def test_standard_input_that_cannot_be_read_is_told(taught, tmp_path):
+    folder = os.open(tmp_path, os.O_RDONLY)
+    done = subprocess.run([*COMMAND, "translate", str(taught)], stdin=folder, capture_output=True, check=False)
+    os.close(folder)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode().splitlines()[-1] == "standard input: cannot be read: Is a directory."
 
 
 def test_standard_input_is_answered_as_it_comes(taught, expected):

@@ -2,6 +2,7 @@
 what a few lines of plain Python find."""
 
 import itertools
+import threading
 
 import pytest
 import torch
@@ -228,3 +229,25 @@ def test_coverage_counts_what_was_looked_at():
         (found,) = search_all(model, [source], beams=110, coverage_penalty=2.0)
         assert found.score == pytest.approx(max(sums.values()), abs=1e-4)
         assert sums[tuple(found.ids)] == pytest.approx(found.score, abs=1e-4)
+
+
+def test_coverage_looks_at_its_own_thread_only():
+    """What another thread does with the same model, while a step is computed, is no part of it."""
+    model, config = model_of("paper", 7), SearchConfig(beams=2, coverage_penalty=2.0)
+    others = []
+
+    def meanwhile(*_):
+        if threading.current_thread() is threading.main_thread():
+            other = threading.Thread(target=find, args=(model, [[6, 5, 4, 4]], SearchConfig(beams=1)))
+            other.start()
+            other.join()
+            others.append(other)
+
+    alone = find(model, [[4, 5, 6]], config)
+    hook = model.decoder.layers[0].self_attention.register_forward_pre_hook(meanwhile)
+    try:
+        beside = find(model, [[4, 5, 6]], config)
+    finally:
+        hook.remove()
+    assert others
+    assert beside == alone

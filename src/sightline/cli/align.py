@@ -43,9 +43,11 @@ def align(
         typer.echo(f"error rate on the {choice.pairs:,} pairs they were chosen by: {choice.error:.4f}", err=True)
         return
     found = []
-    while window := list(itertools.islice(pairs, WINDOW)):
+    for first in itertools.count(1, WINDOW):
+        if not (window := list(itertools.islice(pairs, WINDOW))):
+            break
         sources, targets = zip(*window, strict=True)
-        for links in engine.align(sources, targets):
+        for links in engine.align(sources, targets, first=first):
             typer.echo(write_pharaoh(links))
             found += [] if right is None else [links]
     if right is not None:

@@ -188,13 +188,22 @@ def _from_standard_input() -> Iterator[bytes | None]:
     if sys.stdin is None:  # somebody closed it
         return
     source, rest = sys.stdin.fileno(), b""
-    while some := os.read(source, 1 << 16):
+    while some := _read(source):
         *lines, rest = (rest + some).split(b"\n")
         yield from lines
         if not _waiting(source):
             yield None
     if rest:
         yield rest
+
+
+def _read(source: int) -> bytes:
+    from sightline.errors import InputError
+
+    try:
+        return os.read(source, 1 << 16)
+    except OSError as error:
+        raise InputError(f"standard input: cannot be read: {error.strerror}.") from None
 
 
 def _waiting(source: int) -> bool:

@@ -26,9 +26,11 @@ def score(
     engine = load(model, device=device)
     total, tokens = 0.0, 0
     pairs = iter(read_pairs(Parallel(Path(source), Path(target))))
-    while window := list(itertools.islice(pairs, WINDOW)):
+    for first in itertools.count(1, WINDOW):
+        if not (window := list(itertools.islice(pairs, WINDOW))):
+            break
         sources, targets = zip(*window, strict=True)
-        for one in engine.score(sources, targets):
+        for one in engine.score(sources, targets, first=first):
             total, tokens = total + one.log_prob, tokens + len(one.log_probs)
             typer.echo(json.dumps(one._asdict(), ensure_ascii=False) if as_json else f"{one.log_prob:.4f}")
     typer.echo(f"{tokens:,} tokens, perplexity {math.exp(-total / max(tokens, 1)):.3f}", err=True)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -77,8 +78,11 @@ class Scorer:
         if not self.watched:
             return model.step(tokens, cache)[:, -1].float()
         seen: list[Tensor] = []
+        here = get_ident()
 
         def look(_: Any, given: tuple[Any, ...]) -> None:
+            if get_ident() != here:
+                return
             q, k, _, mask = given
             scores = (q.float() @ k.float().mT) * q.shape[-1] ** -0.5
             scores = scores if mask.allowed is None else scores.masked_fill(~mask.allowed, -math.inf)
