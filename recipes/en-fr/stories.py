@@ -28,6 +28,7 @@ from sightline.data.corpus import lines
 
 BEGIN = 1  # of a story; in the vocabulary of Llama, 1 begins and 2 ends a text
 END = 2
+AT_LEAST = 0.02  # times the likeliest token, what may be drawn
 
 ONE = """A man|A woman|A boy|A girl|A young man|A young woman|An old man|An old woman|A little boy|A little girl|A child
 A person|A dog|A brown dog|A black and white dog|A cat|A horse|A bird|A lady|A guy|A baby|A player|A worker|A crowd
@@ -106,8 +107,8 @@ class Stories:
         return b"".join(pieces).decode(errors="replace").strip()
 
     @torch.inference_mode()
-    def write(self, begins: Tensor, length: int, *, temperature: float = 1.0, at_least: float = 0.02) -> Tensor:
-        """Tokens behind each row of `begins`, drawn among those at least `at_least` times as likely as the best."""
+    def write(self, begins: Tensor, length: int) -> Tensor:
+        """Tokens behind each row of `begins`, drawn among those at least `AT_LEAST` times as likely as the best."""
         rows, layers = len(begins), len(self.query)
         shape = (layers, rows, self.heads, length, self.embedding.shape[1] // self.heads)
         keys, values = (torch.zeros(shape, device=self.device, dtype=self.embedding.dtype) for _ in range(2))
@@ -116,8 +117,8 @@ class Stories:
         for at in range(length):
             logits = self.step(tokens[:, at], at, keys, values)
             if at >= begins.shape[1]:
-                p = (logits / temperature).softmax(-1)
-                p[p < at_least * p.amax(-1, keepdim=True)] = 0
+                p = logits.softmax(-1)
+                p[p < AT_LEAST * p.amax(-1, keepdim=True)] = 0
                 tokens[:, at + 1] = torch.multinomial(p, 1)[:, 0]
         return tokens[:, 1:]
 

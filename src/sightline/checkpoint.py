@@ -2,7 +2,7 @@
 
 A model is a folder with `config.json`, `model.safetensors` and, once there is a vocabulary, `tokenizer.model` (and
 `source-tokenizer.model`, where sources are cut by other rules). A training state is a folder `step-<number>` with
-`state.safetensors` and `state.json`, there whole or not at all.
+`state.safetensors` (of a sharded run, a part of each process) and `state.json`, there whole or not at all.
 """
 
 import contextlib

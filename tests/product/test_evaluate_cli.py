@@ -239,7 +239,7 @@ def test_what_cannot_be_scored_is_one_sentence(run, corpus, monkeypatch):
             "short.txt has 59 lines and test.de has 60; they must have as many.",
         ),
         (["no.txt", *on], "no.txt: cannot be read: No such file or directory."),
-        (["no.de", *on], "no.de: there is neither a model's folder nor a text file here."),
+        (["no.de", *on], "no.de: there is no model here, nor a text file."),
         (["latin.txt", *on], "latin.txt:1: byte 4 is not valid UTF-8."),
         (["bad", "--reference", "no.de"], "no.de: cannot be read: No such file or directory."),
         (["bad", "--reference", "empty.de"], "empty.de: the file is empty."),

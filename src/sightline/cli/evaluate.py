@@ -22,11 +22,14 @@ class Texts(NamedTuple):
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A model's folder, or a text file of translations, a sentence a line.")],
+    model: Annotated[
+        str,
+        typer.Argument(help="The folder or the name of a model, or a text file of translations, a sentence a line."),
+    ],
     reference: Annotated[Path, typer.Option(help="The right translations, line by line.")],
     source: Annotated[Path | None, typer.Option(help="The text to translate; a text file does without.")] = None,
     against: Annotated[str | None, typer.Option(help="A second model or text file, to compare with.")] = None,
-    beam: Annotated[int, typer.Option(min=1, help="How many translations the search follows side by side.")] = 4,
+    beam: Annotated[int, typer.Option(min=1, help="Hypotheses that grow side by side; 1 is greedy search.")] = 4,
     save: Annotated[Path | None, typer.Option(help="Keep the translations of MODEL in this text file.")] = None,
     comet: Annotated[bool, typer.Option("--comet", help="Also COMET; needs the package unbabel-comet.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
@@ -85,7 +88,7 @@ def _read(names: Sequence[str], reference: Path, source: Path | None) -> Texts:
     for name in names:
         path = model_folder(name)
         if not path.exists() and path.suffix != ".txt":
-            raise InputError(f"{name}: there is neither a model's folder nor a text file here.")
+            raise InputError(f"{name}: there is no model here, nor a text file.")
         systems.append([] if path.is_dir() else list(lines(path)))
     sources = list(lines(source)) if source else []
     for other, found in zip([source, *names], [sources, *systems], strict=True):

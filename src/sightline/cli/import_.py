@@ -28,7 +28,7 @@ def import_(
 
     if (out / "config.json").exists() or (out / "model.safetensors").exists():
         raise InputError(f"{out}: there is a model here already; choose another --out.")
-    path = find(source, revision=revision, offline=offline)
+    path = find(source, revision=revision, offline=offline, tell=lambda text: typer.echo(text, err=True))
     kind, read = kind_of(path)
     model, tokenizer = read(path)
     save_model(model, out, tokenizer)

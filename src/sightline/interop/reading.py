@@ -18,14 +18,17 @@ HUB = re.compile(r"[\w.-]+/[\w.-]+")
 Reader = Callable[[Path], tuple[Model, Tokenizer]]
 
 
-def find(source: str, *, revision: str | None = None, offline: bool = False) -> Path:
-    """The folder or package of that path; where there is none, the model of that name on the hub."""
+def find(
+    source: str, *, revision: str | None = None, offline: bool = False, tell: Callable[[str], None] = lambda _: None
+) -> Path:
+    """The folder or package of that path; where there is none, the model of that name on the hub. `tell` gets a line on
+    what is about to be fetched."""
     path = Path(source)
     if path.exists():
         return path
     if not HUB.fullmatch(source):
         raise InputError(f"{source}: there is no such folder or package, and a name on the hub is written OWNER/MODEL.")
-    return fetch(source, revision=revision, offline=offline)
+    return fetch(source, revision=revision, offline=offline, tell=tell)
 
 
 def kind_of(path: Path) -> tuple[str, Reader]:

@@ -59,10 +59,6 @@ class SharedRows(NamedTuple):
     sentence: Int[Tensor, "batch length"]  # of each cell: which sentence it belongs to,
     position: Int[Tensor, "batch length"]  # and where in that sentence it stands
 
-    def to(self, device: torch.device | str) -> "SharedRows":
-        """The same on a device, without waiting for it."""
-        return SharedRows(*(x.to(device, non_blocking=True) for x in self))
-
 
 Layout = Bool[Tensor, "batch length"] | Packing | SharedRows | None
 SourceLayout = Bool[Tensor, "batch source"] | Packing | SharedRows | None
