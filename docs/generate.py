@@ -3,7 +3,6 @@
 import ast
 import importlib
 import inspect
-import re
 import sys
 from collections.abc import Iterator
 from enum import Enum
@@ -16,7 +15,7 @@ import torch
 import typer.main
 
 from sightline.cli.main import app
-from sightline.config import ModelConfig, options
+from sightline.config import Config, ModelConfig, Options, SearchConfig, options
 from sightline.model.transformer import build
 from sightline.trace.record import tracing
 
@@ -109,15 +108,30 @@ NOTE = "<!-- Written by docs/generate.py from the code; edit the code instead. -
 
 def config() -> str:
     """Every option."""
-    lines = ["# Options\n", "`sightline config explain` prints the same, with the values of a preset or a file.\n"]
-    lines += ["| option | default | values | meaning |", "|---|---|---|---|"]
-    for name, field in options():
+    lines = [
+        "# Options\n",
+        "Of models and their training; `sightline config explain` prints them, with the values of a preset or a file.",
+        "Those of a [search](#of-a-search) stand below, those of the service in its [guide](../guides/serve.md).\n",
+        *_options(Config),
+        "\n## Of a search\n",
+        "For `sightline translate --set option=value`, and as arguments of `engine.translate` (there it is `beam`).\n",
+        *_options(SearchConfig),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _options(group: type[Options]) -> Iterator[str]:
+    yield from ("| option | default | values | meaning |", "|---|---|---|---|")
+    for name, field in options(group):
         help_text = " ".join((field.description or "").split())
         values = _type(field.annotation)
-        limits = ", ".join(_limit(limit) for limit in field.metadata)
+        limits = ", ".join(filter(None, map(_limit, field.metadata)))
         default = "" if field.default is None else f"`{_plain(field.default)}`"
-        lines.append(f"| `{name}` | {default} | {values}{' ' + limits if limits else ''} | {help_text} |")
-    return "\n".join(lines) + "\n"
+        yield _row(f"`{name}`", default, f"{values} {limits}".strip(), help_text)
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _plain(value: Any) -> str:
@@ -137,7 +151,7 @@ def _type(annotation: Any) -> str:
 
 def _limit(limit: Any) -> str:
     signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
-    return ", ".join(f"{sign} {getattr(limit, name):g}" for name, sign in signs.items() if hasattr(limit, name))
+    return ", ".join(f"{sign} {getattr(limit, name):,}" for name, sign in signs.items() if hasattr(limit, name))
 
 
 def cli() -> str:
@@ -159,12 +173,11 @@ def _parameter(command: Any, parameter: Any) -> str:
     kind = get_type_hints(called)[parameter.name]
     choices = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, Enum)]
     names = [parameter.name.upper()] if parameter.param_type_name == "argument" else parameter.opts
-    cells = [
+    return _row(
         ", ".join(f"`{name}`" for name in (*names, *parameter.secondary_opts)),
         "required" if parameter.required else _default(default, parameter.opts[0] if parameter.secondary_opts else ""),
         " ".join([*(getattr(parameter, "help", None) or "").split(), *(_choices(one) for one in choices)]),
-    ]
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    )
 
 
 def _default(value: Any, flag: str) -> str:
