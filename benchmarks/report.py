@@ -77,8 +77,8 @@ def _first_number(system: str, column: str, test_set: str) -> Callable[[Any], fl
     return found
 
 
-def _student_speed(precision: str, beams: int) -> Callable[[Any], float]:
-    return _rows("student", "times the teacher", precision=precision, beams=beams)
+def _student(column: str, precision: str, beams: int, at_a_time: int) -> Callable[[Any], float]:
+    return _rows("student", column, precision=precision, beams=beams, **{"sentences at a time": at_a_time})
 
 
 STUDENT = "python benchmarks/student.py en-fr TEACHER --data DATA"
@@ -125,13 +125,25 @@ ENTRIES: dict[str, list[Entry]] = {
             "quality",
         ),
         Entry(
-            "Speed on one CPU core, by CTranslate2, batches of 32",
+            "Speed on one CPU core, by CTranslate2",
             "student",
             STUDENT,
             [
-                Goal(f"× its teacher, {precision}, beams: {beams}", 4.0, _student_speed(precision, beams))
+                Goal(
+                    f"× its teacher, {precision}, beams: {beams}",
+                    4.0,
+                    _student("times the teacher", precision, beams, 32),
+                )
                 for precision in ("float32", "int8")
                 for beams in (1, 4)
+            ]
+            + [
+                Goal(
+                    "words/s in int8, one beam, all at once (of Marian's student models, 6 + 2 layers, int8, shortlist,"
+                    " 3,300 are told on one core of another machine)",
+                    3300.0,
+                    _student("words/s on a core", "int8", 1, 384),
+                )
             ],
             "speed",
         ),
@@ -171,19 +183,19 @@ ENTRIES: dict[str, list[Entry]] = {
         Entry(
             "base, H200, bfloat16, sentences of Tatoeba",
             "decode-cuda",
-            "python benchmarks/decode.py MODEL --pairs PAIRS.tsv",
+            "python benchmarks/decode.py MODEL --pairs PAIRS.tsv --sentences 1024 --few 32",
             _on_gpu([(1, 1), (1, 64), (4, 64), (4, 512)]),
         ),
         Entry(
             "base, H200, bfloat16, sentences of Multi30k",
             "decode-cuda-multi30k",
-            "python benchmarks/decode.py MODEL --pairs PAIRS.tsv",
+            "python benchmarks/decode.py MODEL --pairs PAIRS.tsv --sentences 1000 --few 24 --name decode-cuda-multi30k",
             _on_gpu([(1, 1), (1, 64), (4, 64), (4, 512)]),
         ),
         Entry(
             "OPUS-MT en-fr by torch, two CPU cores, float32",
             "decode-cpu",
-            "python benchmarks/decode.py MODEL --pairs PAIRS.tsv",
+            "python benchmarks/decode.py TEACHER --pairs PAIRS.tsv --sentences 160 --few 40",
             [
                 goal._replace(what=f"× Hugging Face, {goal.what}")
                 for goal in _each("Hugging Face", "speed of Sightline against it", 1.3)
@@ -192,49 +204,59 @@ ENTRIES: dict[str, list[Entry]] = {
         Entry(
             "OPUS-MT en-fr by CTranslate2 behind our engine and called directly, two CPU cores",
             "decode-cpu-engines",
-            "python benchmarks/cpu_engines.py MODEL --pairs PAIRS.tsv --learn PAIRS.tsv",
+            "python benchmarks/cpu_engines.py TEACHER --pairs PAIRS.tsv --learn PAIRS.tsv --sentences 96",
             [
-                goal._replace(what=f"× CTranslate2, int8 with a vocabulary map, {goal.what}")
+                goal._replace(what=f"× CTranslate2, int8 with a shortlist, {goal.what}")
                 for goal in _each("Sightline int8, shortlist", "speed against the fastest CTranslate2", 1.25)
             ],
         ),
         Entry(
             "One trained model by four programs: are the answers the same?",
             "exports",
-            "python benchmarks/exports.py MODEL --pairs PAIRS.tsv",
+            "python benchmarks/exports.py en-fr --pairs PAIRS.tsv",
         ),
         Entry(
             "Sentences alone and in batches: are the answers the same?",
             "neighbours-cpu",
-            "python benchmarks/neighbours.py MODEL --pairs PAIRS.tsv",
+            "python benchmarks/neighbours.py en-fr --pairs PAIRS.tsv",
         ),
         Entry("A million lines", "lines-cpu", "python benchmarks/lines.py MODEL --text FILE"),
     ],
     "Serving, two CPU cores": [
-        Entry(
-            f"{what}: {part}",
-            file,
-            "python benchmarks/serve.py MODEL --pairs PAIRS.tsv",
-            [],
-            part,
-        )
-        for what, file, parts in (
-            ("OPUS-MT en-fr", "serve-cpu-opus", ["throughput"]),
-            ("a model of 2.9 M parameters", "serve-cpu", ["throughput", "latency", "mixed", "stop"]),
-            ("the same by torch", "serve-cpu-torch", ["throughput", "latency"]),
+        Entry(f"{what}: {part}", f"serve-cpu{kind}", f"python benchmarks/serve.py {command}", [], part)
+        for what, kind, command, parts in (
+            ("en-fr", "-en-fr", "en-fr --pairs PAIRS.tsv --name en-fr", ["throughput", "latency", "mixed", "stop"]),
+            (
+                "OPUS-MT en-fr",
+                "-opus",
+                "TEACHER --pairs PAIRS.tsv --parts throughput --sentences 128 --rounds 1 --name opus",
+                ["throughput"],
+            ),
+            (
+                "a model of 2.9 M parameters",
+                "",
+                "MODEL --pairs PAIRS.tsv --parts throughput latency",
+                ["throughput", "latency"],
+            ),
+            (
+                "the same by torch",
+                "-torch",
+                "MODEL --pairs PAIRS.tsv --engine torch --parts throughput latency --sentences 256 --lone 60",
+                ["throughput", "latency"],
+            ),
         )
         for part in parts
     ],
     "The page, headless Chromium on two CPU cores, without a GPU": [
-        Entry("Budgets", "page", "python benchmarks/page.py MODEL --large MODEL"),
+        Entry("Budgets", "page", "python benchmarks/page.py en-fr --large TEACHER"),
     ],
 }
 
 
 ABOUT = """Written by `python benchmarks/report.py` from [`results`](results); each table by the command above it.
-PAIRS.tsv is a file of sentence pairs, DATA a folder of them as `benchmarks/quality.py --help` describes it, MODEL the
-folder of a model. Machines differ from minute to minute: what counts are the ratios inside of one table, which were
-measured in one run. ✓ is a goal that was met, ✗ one that was missed. Where BLEU has no signature beside it, it is
+What DATA, PAIRS.tsv, TEACHER and the models are, and how to get them: [Data](../docs/guides/data.md). Machines differ
+from minute to minute: what counts are the ratios inside of one table, which were measured in one run. ✓ is a goal that
+was met, ✗ one that was missed. Where BLEU has no signature beside it, it is
 nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0."""
 
 
