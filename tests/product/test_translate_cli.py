@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import re
 import shutil
 import signal
@@ -13,6 +12,7 @@ import time
 import pytest
 
 import sightline
+from sightline.cli.main import main
 from sightline.data.builtin import generate
 from sightline.evaluate.align import agreement, gold_of
 from sightline.search.align import write_pharaoh
@@ -63,12 +63,26 @@ def test_every_line_has_its_line_whatever_is_in_it(taught):
     assert lines[-1].decode() == sightline.load(taught).translate(TEXTS[0], beam=1)[0].text
 
 
+@pytest.mark.parametrize("command", ["score", "align"])
+def test_a_pair_that_is_too_long_is_counted_from_the_first(command, taught, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(f"sightline.cli.{command}.WINDOW", 2)
+    (tmp_path / "a.en").write_text("x\n" * 4 + "x " * 9000 + "\n")
+    (tmp_path / "a.de").write_text("y\n" * 5)
+    files = ["--source", tmp_path / "a.en", "--target", tmp_path / "a.de"]
+    monkeypatch.setattr("sys.argv", ["sightline", command, *map(str, [taught, *files])])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    told = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert len(told.out.splitlines()) == 4
+    assert told.err.startswith("pair 5 is too long")
+
+
 def test_standard_input_that_cannot_be_read_is_told(taught, tmp_path):
-    folder = os.open(tmp_path, os.O_RDONLY)
-    done = subprocess.run([*COMMAND, "translate", str(taught)], stdin=folder, capture_output=True, check=False)
-    os.close(folder)
+    with (tmp_path / "only to write").open("wb") as file:
+        done = subprocess.run([*COMMAND, "translate", str(taught)], stdin=file, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.decode().splitlines()[-1] == "standard input: cannot be read: Is a directory."
+    assert done.stderr.decode().splitlines()[-1] == "standard input: cannot be read: Bad file descriptor."
 
 
 def test_standard_input_is_answered_as_it_comes(taught, expected):
