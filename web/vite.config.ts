@@ -20,6 +20,7 @@ export default defineConfig({
     target: "es2022",
     assetsInlineLimit: 0,
     modulePreload: { polyfill: false },
+    license: { fileName: "licenses.md" }, // of what is built in, as these licences ask
   },
   server: { proxy: { "/v1": "http://127.0.0.1:8000", "/healthz": "http://127.0.0.1:8000" } },
 });
