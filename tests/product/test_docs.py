@@ -1,6 +1,7 @@
 """What the documents say is so: their code runs, their commands exist, what is generated is up to date."""
 
 import doctest
+import json
 import re
 import runpy
 import shlex
@@ -76,8 +77,8 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
-def test_the_tree_in_the_readme_is_the_repository():
-    tree = next(code for language, code in blocks(ROOT / "README.md", "text") if "src/sightline/" in code)
+def test_the_tree_is_the_repository():
+    tree = next(code for language, code in blocks(ROOT / "CONTRIBUTING.md", "text") if "src/sightline/" in code)
     above: list[str] = []
     named = set()
     for line in filter(str.strip, tree.splitlines()):
@@ -105,6 +106,23 @@ def test_the_reference_is_generated_from_the_code(tmp_path, monkeypatch):
 def test_the_results_are_put_together_from_what_was_measured():
     report = runpy.run_path(str(ROOT / "benchmarks" / "report.py"))["report"]
     assert (ROOT / "benchmarks" / "RESULTS.md").read_text("utf-8") == report()
+
+
+def test_every_result_tells_on_what_it_was_measured():
+    """A machine, versions, and a commit of this history, where one can have the code that was measured."""
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    whole = git("rev-parse", "--is-shallow-repository").stdout.strip() == "false"
+    files = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+    assert files
+    for file in files:
+        result = json.loads(file.read_text("utf-8"))
+        for part in [result] if "results" in result or "sizes" in result else result.values():
+            told = part.get("where", part)
+            assert all(told[key] for key in ("machine", "python", "torch", "commit")), file.name
+            assert not whole or git("merge-base", "--is-ancestor", told["commit"], "HEAD").returncode == 0, file.name
 
 
 def test_the_guide_to_serving_has_every_option_and_every_problem():
