@@ -99,11 +99,17 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """A copy without its history is told by SIGHTLINE_COMMIT what it is a copy of."""
+    """A copy without its history is told by SIGHTLINE_COMMIT what it is a copy of. Code that is in no commit is told,
+    too, and nothing that was measured with it is kept among the results (a test sees to that)."""
     if told := os.environ.get("SIGHTLINE_COMMIT"):
         return told
     try:
-        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
+        changed = _git("status", "--porcelain", "--", "src", "benchmarks/*.py")
+        return _git("rev-parse", "--short", "HEAD") + ("-changed" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parents[1]), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
