@@ -16,7 +16,8 @@ from sightline.folders import SHIPPED
 
 
 def ship(run: Path, name: str, states: list[int]) -> Path:
-    """The folder of the shipped model. Its card, README.md, is written by hand and stays as it is."""
+    """The folder of the shipped model. Its card, README.md, and what to try, examples.txt, are written by hand and stay
+    as they are."""
     folder, draft = SHIPPED / name, SHIPPED.parent / f"{name}.partial"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
@@ -34,6 +35,9 @@ def ship(run: Path, name: str, states: list[int]) -> Path:
         _halve(run / "tested" / kept.name / "model.safetensors", kept / "model.safetensors")
     if (folder / "README.md").exists():
         shutil.copy(folder / "README.md", draft / "README.md")
+    if (folder / "examples.txt").exists():
+        for place in [draft, *draft.glob("states/*")]:
+            shutil.copy(folder / "examples.txt", place / "examples.txt")
     shutil.rmtree(folder, ignore_errors=True)  # all of the new one is there
     draft.rename(folder)
     return folder

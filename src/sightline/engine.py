@@ -305,7 +305,8 @@ class Engine:
 
     def trace(self, text: str, target: str | None = None, **options: Any) -> Trace:
         """Everything that goes on in the model when it writes `target` for `text`, by dotted name; without a target,
-        when it writes its own translation. One pass shows every step."""
+        when it writes its own translation. One pass shows every step, also of a text of several sentences, which it
+        translates one by one: what it wrote for them it might not have written for all at once."""
         target = self.translate(text, **options)[0].text if target is None else target
         (source,), (answer,) = self.tokenizer.source.encode([text]), self.tokenizer.encode([target])
         if max(len(source), len(answer)) > self.room:

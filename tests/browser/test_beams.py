@@ -105,6 +105,16 @@ def test_a_forced_beginning_is_looked_at_where_the_search_is_free(visit, taught)
     assert group.bounding_box()["x"] < 600
 
 
+def test_of_several_sentences_each_can_be_taken(visit):
+    tab = visit()
+    tab.allowed.append("422")  # the server is asked, as it is the one who knows what a sentence is
+    page = tab.go("?room=beams&text=The+dog+was+old.+The+man+was+tired.")
+    page.get_by_role("alert").wait_for()
+    page.get_by_role("button", name="The man was tired.").click()
+    page.get_by_role("alert").wait_for(state="detached")
+    page.get_by_role("heading", name="Answers, the best first").wait_for()
+
+
 def test_options_that_do_nothing_are_not_offered(visit):
     page = visit().go(address(beam=1))
     assert page.get_by_role("slider", name="Length penalty").is_disabled()

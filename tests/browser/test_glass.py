@@ -241,7 +241,7 @@ def test_at_the_first_step_all_boxes_are_dim_and_the_last_one_tells_the_end(visi
     page.get_by_role("slider", name="Step").focus()
     page.keyboard.press("End")
     last = trace.tokens["target"][-1].lstrip("▁")
-    page.get_by_text(f"“{last}” is read, the end is written. All is computed.").wait_for()
+    page.get_by_text(f"“{last}” is read, the end comes next. All is computed.").wait_for()
     assert page.locator(".box.ahead").count() == 0
 
 
@@ -359,6 +359,37 @@ def test_of_several_lines_it_says_that_they_are_one_sentence(visit):
     drawn(page)
     assert page.get_by_role("textbox").input_value() == "The dog sleeps.\nThe man is old."
     assert page.get_by_text("The glass looks at one sentence").is_visible()
+
+
+def test_of_several_sentences_it_says_that_the_model_did_not_choose_so_and_offers_each(visit):
+    page = visit().go(address(text="The dog was old. The man was tired.", target="", word="t2"))
+    drawn(page)
+    page.get_by_text("stands next. Shaded").wait_for()
+    assert "comes next" in page.locator(".says").inner_text()
+    assert "chosen." not in page.locator("main").inner_text()
+    page.get_by_text("Your text is translated in 2 parts").click()
+    page.get_by_role("button", name="The man was tired.").click()
+    page.get_by_role("group", name="it reads").get_by_role("button", name="dog").wait_for(state="detached")
+    page.get_by_role("group", name="it writes").get_by_role("button").nth(2).click()
+    page.get_by_text("is chosen").wait_for()
+    assert page.get_by_text("Your text is translated in").count() == 0
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
+def test_what_a_link_opens_is_in_sight(visit, size):
+    page = visit(width=size[0], height=size[1]).go(address(open="encoder.layers.0.feed_forward", word="s1"))
+    drawn(page)
+    box = page.locator("[data-path='encoder.layers.0.feed_forward']")
+    box.locator(".body").wait_for()
+    page.wait_for_function("() => scrollY > 0")
+    top = page.locator(".top").bounding_box()
+    hidden = max(top["y"] + top["height"], 0) if size[0] > 1200 else 0
+    assert hidden <= box.bounding_box()["y"] <= size[1] - 200
+    page.mouse.wheel(0, -10_000)
+    page.wait_for_function("() => scrollY === 0")
+    page.get_by_role("group", name="it reads").get_by_role("button").nth(2).click()  # and then it is left alone
+    page.wait_for_function("() => location.search.includes('word=s2')")
+    assert page.evaluate("scrollY") == 0
 
 
 def test_a_model_that_is_given_its_text_is_not_said_to_write_it(visit):

@@ -117,7 +117,7 @@ RIDDLE = "The animal didn't cross the street because it was too tired."
 @pytest.fixture(scope="module")
 def shipped(folders):
     others = (f"{name}={folders[name]}" for name in ("taught", "gpt"))
-    with serving("coref", *others, "--engine", "torch") as server:
+    with serving("coref", "half-taught=coref/states/step-00000080", *others, "--engine", "torch") as server:
         yield server
 
 
@@ -185,6 +185,9 @@ def test_the_shipped_model_is_tried_with_what_it_knows(visit, shipped, coref):
     right = {pair.source: pair.target for pair in [*riddle(), *generate("test", 100)]}
     assert len(tried) == 4
     assert [one.text for one in coref.translate(tried, beam=1)] == [right[one] for one in tried]
+    page.get_by_label("Model").select_option("half-taught")
+    page.get_by_role("option", name="half-taught", selected=True).wait_for(state="attached")
+    assert page.get_by_role("list", name="Try").get_by_role("button").all_inner_texts() == tried
     page.get_by_label("Model").select_option("taught")
     page.get_by_text("It knows a small world").wait_for(state="detached")
     page.get_by_role("button", name="I am a student.").wait_for()

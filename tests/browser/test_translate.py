@@ -72,3 +72,13 @@ def test_scores_are_those_of_the_engine(visit, engine):
     found = engine.translate([TEXT], beam=1)[0]
     total = f"{sum(found.log_probs):.4f}".replace("-", "\u2212")
     page.get_by_text(total).first.wait_for()
+
+
+def test_every_sentence_of_a_text_can_be_taken(visit):
+    sentences = [f"The {one} was old." for one in ("dog", "man", "cat", "bear", "cow", "woman", "bird", "horse")]
+    page = visit().go("?" + urllib.parse.urlencode({"text": " ".join(sentences)}))
+    page.get_by_text("was translated in 8 parts").wait_for()
+    found = page.locator(".note li").get_by_role("button")
+    assert found.all_inner_texts() == sentences
+    found.last.click()
+    page.wait_for_function("() => location.search.includes('horse') && !location.search.includes('dog')")

@@ -155,6 +155,29 @@ def floats(answer):
     return np.frombuffer(answer.content, "<f4")
 
 
+def test_a_trace_tells_in_how_many_parts_a_text_is_translated(server, engine):
+    several = f"{TEXTS[0]} {TEXTS[1]}"
+    for text, parts in ((TEXTS[0], 1), (several, 2)):
+        answer = server.post("/v1/trace", {"text": text}).json()
+        assert answer["parts"] == parts
+        assert answer["target"] == server.translate(text)[0]["text"]
+        assert answer["tokens"]["source"][:-1] == engine.tokenizer.source.pieces(
+            engine.tokenizer.source.encode([text])[0]
+        )
+
+
+def test_models_tell_what_to_try(taught, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(taught, folder)
+    (folder / "examples.txt").write_text("# Dogs,\n# and cats.\n\nThe dog.\n  The cat. \n", "utf-8")
+    with serving(f"with={folder}", f"without={taught}", "coref/states/step-00000080") as server:
+        models = server.get("/v1/models").json()["models"]
+    told = {model["name"]: (model["examples"], model["about"]) for model in models}
+    assert told["with"] == (["The dog.", "The cat."], "Dogs, and cats.")
+    assert told["without"] == ([], None)
+    assert len(told["step-00000080"][0]) == 4
+
+
 def test_a_trace_tells_the_model_and_what_it_was_given(server, engine):
     answer = server.post("/v1/trace", {"text": TEXTS[0], "target": "Der Hund 🦊"}).json()
     assert answer["config"] == engine.model.config.model_dump()
@@ -291,7 +314,7 @@ def test_what_is_wrong_with_a_request_is_told_in_one_sentence(server):
     def send(content, **headers):
         return server.client.post("/v1/translate", content=content, headers={**JSON, **headers})
 
-    problem(send(b'{"text": '), 400, "malformed")
+    assert problem(send(b'{"text": '), 400, "malformed") == "the body is no JSON: Expecting value at character 9."
     problem(send(b'{"text": "\xff"}'), 400, "malformed")
     problem(send(b"[" * 100_000), 400, "malformed")
     assert problem(send(b"[]"), 422, "invalid")
@@ -303,7 +326,7 @@ def test_what_is_wrong_with_a_request_is_told_in_one_sentence(server):
         ({"text": "x", "beam": 0}, "beam: Input should be greater than or equal to 1."),
         ({"text": "x", "beam": "4"}, "beam: Input should be a valid integer."),
         ({"text": "x", "top_p": True}, "top_p: Input should be a valid number."),
-        ({"text": "x", "beams": 2}, "beams: Extra inputs are not permitted."),
+        ({"text": "x", "beams": 2}, "beams: there is no such option here; see /openapi.json for those there are."),
         ({"text": "x", "beam": 17}, "beam: 17 are too many; ask for 16 at most."),
         ({"text": "x", "nbest": 17}, "beam: 17 are too many; ask for 16 at most."),
         ({"text": "x\ny", "prefix": "z"}, "a prefix is for a text of one part, and this one is translated in several."),
@@ -394,7 +417,10 @@ def test_limits_keep_the_service_from_drowning(small):
     for path, more in (("translate", {}), ("trace", {}), ("trace", {"target": "y"}), ("beams", {})):
         found = refused({"text": "x", "beam": 5, **more}, 422, "invalid", f"/v1/{path}")
         assert found == "beam: 5 are too many; ask for 3 at most."
-    assert refused({"text": "x " * 20}, path="/v1/trace").endswith("it may have 30 at most.")
+    long = "x " * 20  # 40 tokens
+    for more, what in (({}, "text"), ({"target": "x"}, "text"), ({"text": "x", "target": long}, "target")):
+        found = refused({"text": long, **more}, path="/v1/trace")
+        assert found == f"a {what} of 40 tokens is too long; it may have 30 at most."
 
     def parts():
         yield b'{"text": "'

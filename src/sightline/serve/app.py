@@ -83,8 +83,12 @@ async def _problem(request: Request, error: Exception) -> Response:
         if first["loc"] == ("body",) and "json" not in kind:
             return Problem("wrong-type", "send application/json.").response()
         where = ".".join(str(part) for part in first["loc"][1:]) or "the body"
-        kind = "malformed" if first["type"] == "json_invalid" else "invalid"
-        error = Problem(kind, f"{where}: {first['msg']}.")
+        if first["type"] == "json_invalid":
+            error = Problem("malformed", f"the body is no JSON: {first['ctx']['error']} at character {where}.")
+        elif first["type"] == "extra_forbidden":
+            error = Problem("invalid", f"{where}: there is no such option here; see /openapi.json for those there are.")
+        else:
+            error = Problem("invalid", f"{where}: {first['msg']}.")
     elif isinstance(error, HTTPException):
         kind = {400: "malformed", 404: "not-found", 405: "wrong-method"}.get(error.status_code, "malformed")
         about = {"not-found": "see /openapi.json for what there is.", "malformed": "the body is no JSON in UTF-8."}

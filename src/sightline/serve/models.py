@@ -34,6 +34,8 @@ NAMES = {
     "vi": "Vietnamese", "zh": "Chinese",
 }  # fmt: skip
 """Of languages, by the codes that model names have."""
+EXAMPLES = "examples.txt"
+"""In the folder of a model, if whoever made it tells what to try."""
 LANGUAGES = re.compile(r"(?:^|.*[^a-z])([a-z]{2,3})[-_]([a-z]{2,3})(?:[^a-z].*)?", re.DOTALL)
 
 
@@ -63,6 +65,10 @@ class Entry:
     architecture: str
     languages: tuple[str, str] | None
     """Of its sources and of its answers, where its name tells: en-fr, opus-mt-en-fr."""
+    examples: list[str]
+    """Sentences to try it with,"""
+    about: str | None
+    """and what is to be known of them."""
     engine: Engine | Reader | None = None
     bytes: int = 0
     used: float = 0.0
@@ -169,7 +175,18 @@ def _entry(name: str, folder: Path) -> Entry:
         raise CheckpointError(f"{path}: the weights are damaged: the file is not as long as it says.")
     found = LANGUAGES.fullmatch(name) if architecture == "encoder-decoder" else None
     known = found is not None and {found[1], found[2]} <= NAMES.keys()
-    return Entry(folder, parameters, architecture, (found[1], found[2]) if found and known else None)
+    languages = (found[1], found[2]) if found and known else None
+    return Entry(folder, parameters, architecture, languages, *_examples(folder))
+
+
+def _examples(folder: Path) -> tuple[list[str], str | None]:
+    """Sentences that come with a model, a line each, and what is said of them in lines that begin with #."""
+    try:
+        lines = [line.strip() for line in (folder / EXAMPLES).read_text("utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError):
+        return [], None
+    about = " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
+    return [line for line in lines if line and not line.startswith("#")], about or None
 
 
 def _bytes(engine: Engine | Reader) -> int:

@@ -1,5 +1,6 @@
 """The API: what can be asked, and where."""
 
+import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -172,19 +173,21 @@ async def trace(asked: schemas.TraceRequest, request: Request, service: Serving)
             about = engine.model.config.architecture
             raise Problem("invalid", f"target: the model {name} is {about} and has only the text; leave it out.")
     elif target is None:
+        await asyncio.to_thread(_check_tokens, service, engine, [asked.text])
         (found,), _ = await _translated(asked, [asked.text], asked.model, request, service)
         target = found.text
     given = [] if target is None else [target]
     _check(service, [asked.text, *given], asked.beam)
 
     def work() -> schemas.TraceAnswer:
-        _check_tokens(service, engine, [asked.text], given)
+        _check_tokens(service, engine, [asked.text], given, "target" if asked.target else "translation")
         seen = engine.trace(asked.text, *given)
         number = service.traces.add(seen, engine)
         return schemas.TraceAnswer(
             id=number,
             model=name,
             target=target,
+            parts=1 if isinstance(engine, Reader) else len(engine.asked([asked.text]).sources),
             config=engine.model.config.model_dump(),
             tokens=seen.tokens,
             ids=seen.ids,
@@ -313,8 +316,18 @@ async def models(service: Serving) -> schemas.ModelsAnswer:
     found = []
     for name, entry in service.models.entries.items():
         source, target = entry.languages or (None, None)
-        about = {"architecture": entry.architecture, "parameters": entry.parameters, "loaded": entry.engine is not None}
-        found.append(schemas.ModelAbout(name=name, source=source, target=target, **about))
+        found.append(
+            schemas.ModelAbout(
+                name=name,
+                architecture=entry.architecture,
+                parameters=entry.parameters,
+                loaded=entry.engine is not None,
+                source=source,
+                target=target,
+                examples=entry.examples,
+                about=entry.about,
+            )
+        )
     return schemas.ModelsAnswer(models=found)
 
 
@@ -455,12 +468,15 @@ def _check(service: Service, texts: Sequence[str], beams: int = 1) -> None:
         raise Problem("invalid", f"beam: {beams} are too many; ask for {config.max_beams} at most.")
 
 
-def _check_tokens(service: Service, engine: Engine | Reader, sources: Sequence[str], targets: Sequence[str]) -> None:
-    """For what is not searched: it is done in one go."""
-    most = service.config.max_traced
-    longest = max(map(len, [*engine.tokenizer.source.encode(sources), *engine.tokenizer.encode(targets)]), default=0)
-    if longest > most:
-        raise Problem("too-large", f"a text of {longest} tokens is too long; it may have {most} at most.")
+def _check_tokens(
+    service: Service, engine: Engine | Reader, sources: Sequence[str], targets: Sequence[str] = (), what: str = "target"
+) -> None:
+    """For what is not searched: it is done in one go. `what` the targets are."""
+    most, words = service.config.max_traced, engine.tokenizer
+    for name, texts in (("text", words.source.encode(sources)), (what, words.encode(targets))):
+        longest = max(map(len, texts), default=0)
+        if longest > most:
+            raise Problem("too-large", f"a {name} of {longest} tokens is too long; it may have {most} at most.")
 
 
 def _check_names(seen: Trace, names: Sequence[str]) -> None:

@@ -204,6 +204,9 @@ class TraceAnswer(Answer):
     model: str
     target: str | None
     """What the model wrote; null where it does not translate."""
+    parts: int
+    """In how many parts, sentences or lines, the model translates the text. Of several, the target is what it wrote for
+    them all, while the trace is of one pass over the whole text, in which it might have written something else."""
     config: dict[str, Any]
     """The options of the model, as docs/reference/config.md has them."""
     tokens: dict[str, list[str]]
@@ -300,6 +303,10 @@ class ModelAbout(Answer):
     source: str | None
     """The language of its sources, where its name tells: en of en-fr."""
     target: str | None
+    examples: list[str]
+    """Sentences to try it with, as examples.txt in its folder has them, if there is such."""
+    about: str | None
+    """What is to be known of them: the lines there that begin with #."""
 
 
 class ModelsAnswer(Answer):

@@ -9,6 +9,9 @@ export interface Model {
   loaded: boolean;
   source: string | null;
   target: string | null;
+  /** Sentences that came with it to try, and what is to be known of them. */
+  examples: string[];
+  about: string | null;
 }
 
 export interface Search {

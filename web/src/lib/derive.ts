@@ -793,12 +793,15 @@ async function head(trace: Trace, _: RegExpExecArray, [p, c]: number[]): Promise
 /** A decoder tells what comes next, an encoder what stands there. */
 const where = (trace: Trace) => (trace.words("target").length ? "after" : "at");
 
+/** An entry of the vocabulary, by how it is written. */
+const entry = async (trace: Trace, v: number) => `“${word((await trace.pieces([v]))[0])}”, entry ${v} of the vocabulary,`;
+
 async function logit(trace: Trace, _: RegExpExecArray, [p, v]: number[]): Promise<Made> {
   const name = trace.has("head_norm.output") ? "head_norm.output" : trace.has("decoder.output") ? "decoder.output" : "encoder.output";
   return linear(
     trace,
     {
-      title: `Score of vocabulary entry ${v} ${where(trace)} ${place(trace, "decoder", p)}`,
+      title: `Score of ${await entry(trace, v)} ${where(trace)} ${place(trace, "decoder", p)}`,
       says: "The top vector times the row of this entry: how alike they are.",
       formula: "\\sum_i x_i\\, E_{v,i}",
     },
@@ -816,7 +819,7 @@ async function probability(trace: Trace, _: RegExpExecArray, [p, v]: number[]): 
     v,
     String,
     (j) => of("logits", p, j),
-    `Probability of vocabulary entry ${v} ${where(trace)} ${place(trace, "decoder", p)}`,
+    `Probability of ${await entry(trace, v)} ${where(trace)} ${place(trace, "decoder", p)}`,
     "The scores of all entries become probabilities.",
     "entry",
   );

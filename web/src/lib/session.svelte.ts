@@ -29,6 +29,11 @@ class Session {
     return this.models.find((one) => one.name === view.model) ?? this.models[0];
   }
 
+  /** Whether what is written on screen was given to the model: by the reader, or as it was written part by part. */
+  get given(): boolean {
+    return view.target !== "" || (this.trace?.about.parts ?? 1) > 1;
+  }
+
   async start(): Promise<void> {
     await this.reach(async () => (this.models = await api.models()));
   }

@@ -45,6 +45,8 @@ export interface Manifest {
   model: string;
   /** What the model wrote; nothing, if it only reads. */
   target: string | null;
+  /** In how many parts the model translates the text, which the trace reads as one. */
+  parts?: number;
   tokens: Partial<Record<Side, string[]>>;
   ids: Partial<Record<Side, number[]>>;
   config: ModelConfig;

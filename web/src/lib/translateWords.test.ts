@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { chance, changed, languageName, partsOf, sentencesOf, split, wordsOf } from "./translateWords";
+import { alone, chance, changed, languageName, partsOf, sentencesOf, split, wordsOf } from "./translateWords";
 
 test("tokens make words, and keep their places and probabilities", () => {
   const words = wordsOf({
@@ -10,6 +10,11 @@ test("tokens make words, and keep their places and probabilities", () => {
   expect(words.map((word) => word.text)).toEqual(["L'animal", "était", "fatigué."]);
   expect(words.map((word) => word.first)).toEqual([0, 4, 5]);
   expect(words.map((word) => word.logProbs)).toEqual([[-1, -2, -3, -4], [-5], [-6, -7]]);
+});
+
+test("a token by itself tells whether it begins a word", () => {
+  const said = ["▁elle", "elle", "▁'", "'", "Ġthe", "▁", "<0xD7>", "</s>", "学生", "▁12", "12"].map(alone);
+  expect(said).toEqual(["elle", "…elle", "␣'", "'", "the", "␣", "<0xD7>", "</s>", "学生", "12", "…12"]);
 });
 
 test("bytes are read from the text", () => {

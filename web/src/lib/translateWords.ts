@@ -1,6 +1,7 @@
 /** A translation as words: which tokens each is made of, how probable it is, and which ones another answer has not. */
 
 import type { Translation } from "./api";
+import { word } from "./numbers";
 
 export interface Word {
   text: string;
@@ -15,6 +16,14 @@ export interface Word {
 
 /** Scripts that write no spaces: there, every token is looked at by itself. */
 const UNSPACED = /^[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}\p{Script=Myanmar}]/u;
+
+/** A token by itself: one that goes on with a word begins with dots, and a sign behind a space tells the space. */
+export function alone(token: string): string {
+  const [said, spaced] = [word(token), /^[▁Ġ]/.test(token)];
+  if (UNSPACED.test(said) || /^<.*>$/.test(said)) return said;
+  if (/^[\p{L}\p{N}]/u.test(said)) return spaced ? said : `…${said}`;
+  return spaced && said !== "␣" ? `␣${said}` : said;
+}
 
 /** A long text is translated in parts, each with an end of its own, which only the number of probabilities tells. */
 export function partsOf({ tokens = [], log_probs = [] }: Translation): number {

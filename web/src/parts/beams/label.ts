@@ -1,7 +1,8 @@
 /** What stands on a hypothesis, and how much room that takes. */
 
 import type { Beam } from "../../lib/api";
-import { word, written } from "../../lib/numbers";
+import { written } from "../../lib/numbers";
+import { alone } from "../../lib/translateWords";
 import { chance, END } from "../../lib/tree";
 
 /** Of the longest token that is written out. */
@@ -12,7 +13,7 @@ export const SIDE = 11;
 
 export function nameOf({ token }: Beam): string {
   if (token === END) return "end";
-  const said = word(token);
+  const said = alone(token);
   return said.length > LETTERS ? `${said.slice(0, LETTERS - 1)}…` : said;
 }
 
