@@ -14,7 +14,7 @@ AT := awk '/^Collecting/ { split($$2, name, /[<>=~!;[(]/); print "   " name[1] }
 .PHONY: help setup demo test test-slow bench web docs clean
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n 's/^# \(make \)/\1/p' Makefile
 
 setup: .venv/dev
 

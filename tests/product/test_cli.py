@@ -84,7 +84,7 @@ def test_what_serving_needs_is_told_where_it_is_missing(command):
     code = "import sys; sys.modules['uvicorn'] = None; from sightline.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "serving needs uvicorn; install it by: pip install 'sightline[serve]'.\n"
+    assert done.stderr == "serving needs uvicorn; in the clone, pip install -e '.[serve]' brings it.\n"
 
 
 def test_config_explain_gives_a_file_that_config_reads(tmp_path):
@@ -106,9 +106,8 @@ def test_config_presets():
 def test_doctor():
     done = sightline("doctor")
     assert done.returncode == 0, done.stderr
-    assert re.search(
-        r"^cpu +a model runs here; its logits differ from the CPU's by 0.0e\+00$", done.stdout, re.MULTILINE
-    )
+    assert re.search(r"^cpu +a model runs here$", done.stdout, re.MULTILINE)
+    assert re.search(r"^ctranslate2 +\d", done.stdout, re.MULTILINE)
 
 
 def test_a_users_mistake_is_one_sentence_and_exit_2():

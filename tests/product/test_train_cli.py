@@ -92,6 +92,19 @@ def test_a_preset_is_chosen_from_the_corpus(corpus, tmp_path):
     assert any(line["event"] == "warned" and "learn them by heart" in line["text"] for line in metrics(out))
 
 
+@pytest.mark.parametrize(("steps", "warmup", "warned"), [(24, 13, True), (24, 12, False), (12, 13, False)])
+def test_a_run_that_is_all_warm_up_is_told_to_be_so(steps, warmup, warned, corpus, tmp_path):
+    out = tmp_path / "run"
+    done = sightline(tmp_path, *on_pairs(corpus, f"train.steps={steps}", f"train.warmup={warmup}"), "--out", out)
+    assert done.returncode == 0, done.stderr
+    told = (
+        "the run has 24 steps, and for the first 13 (train.warmup) its learning rate only rises. More epochs, or --set "
+        "train.warmup=2, will do better."
+    )
+    assert (told in done.stderr) == warned
+    assert ("train.warmup" in done.stderr) == warned
+
+
 # --- On from a model
 
 

@@ -4,7 +4,14 @@ import platform
 
 import typer
 
-PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "transformers")
+PACKAGES = {
+    "torch": "",
+    "ctranslate2": "fast translation on a CPU (in the clone: pip install -e '.[fast]')",
+    "fastapi": "sightline serve (pip install -e '.[serve]')",
+    "onnxruntime": "export to ONNX (pip install -e '.[export]')",
+    "transformers": "export to Hugging Face (pip install -e '.[export]')",
+}
+"""What is worth knowing, and what those are for that one can do without."""
 
 
 def doctor() -> None:
@@ -19,11 +26,11 @@ def doctor() -> None:
 
     typer.echo(f"sightline     {__version__}")
     typer.echo(f"python        {platform.python_version()}")
-    for package in PACKAGES:
+    for package, use in PACKAGES.items():
         try:
             typer.echo(f"{package:13} {version(package)}")
         except PackageNotFoundError:
-            typer.echo(f"{package:13} not installed")
+            typer.echo(f"{package:13} not installed; for {use}")
     small = ModelConfig(vocab_size=64, d_model=64, encoder={"layers": 1}, decoder={"layers": 1})
     ids = torch.arange(16)[None]
     torch.manual_seed(0)
@@ -37,4 +44,5 @@ def doctor() -> None:
             logits = model.to(device)(ids.to(device), ids.to(device)).cpu()
             difference = (logits - expected).abs().max().item()
             name = f" ({torch.cuda.get_device_name(device)})" if device.startswith("cuda") else ""
-            typer.echo(f"{device:13} a model runs here{name}; its logits differ from the CPU's by {difference:.1e}")
+            told = "" if device == "cpu" else f"; its logits differ from the CPU's by {difference:.1e}"
+            typer.echo(f"{device:13} a model runs here{name}{told}")

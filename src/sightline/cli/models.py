@@ -14,3 +14,5 @@ def models() -> None:
         about = (folder / "README.md").read_text("utf-8").partition("\n")[0].partition(": ")[2]
         typer.echo(f"{name:8} {count / 1e6:4.1f} M parameters  {about}")
         typer.echo(f"         {folder / 'README.md'}")
+        if states := sorted(folder.glob("states/*")):
+            typer.echo(f"         on its way there: {name}/states/{states[0].name} to {states[-1].name}")

@@ -82,7 +82,7 @@ def needed() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise InputError(f"serving needs {error.name}; install it by: pip install 'sightline[serve]'.") from None
+        raise InputError(f"serving needs {error.name}; in the clone, pip install -e '.[serve]' brings it.") from None
 
 
 def _open(address: str) -> None:

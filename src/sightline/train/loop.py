@@ -49,6 +49,9 @@ from sightline.train.validate import Result, Validation
 
 __all__ = ["Run", "train"]
 
+TRIAL = 20
+"""Steps of a run from which nothing is hoped for."""
+
 
 @dataclass
 class Run:
@@ -95,6 +98,7 @@ def train(
     tell(_started(run, pace.steps, model, feed, world))
     if run.step == 0:
         _warn_of_size(model, feed, tell)
+        _warn_of_warmup(pace, tell)
         saver.keep_tested(run)
 
     begun, clock = time.perf_counter(), _Clock()
@@ -261,7 +265,19 @@ def _warn_of_size(model: Model, feed: Feed, tell: Sink) -> None:
             Warned(
                 0,
                 f"the model has {parameters:,} parameters and the corpus only {tokens:,} target tokens; it will learn "
-                "them by heart. A smaller preset (tiny, small) will do better.",
+                "them by heart. A smaller model or more text will do better.",
+            )
+        )
+
+
+def _warn_of_warmup(pace: _Pace, tell: Sink) -> None:
+    """A few steps at full speed are wanted behind it; a handful in all is a trial."""
+    if TRIAL < pace.steps < 2 * pace.options.warmup:
+        tell(
+            Warned(
+                0,
+                f"the run has {pace.steps:,} steps, and for the first {pace.options.warmup:,} (train.warmup) its "
+                f"learning rate only rises. More epochs, or --set train.warmup={pace.steps // 10}, will do better.",
             )
         )
 
