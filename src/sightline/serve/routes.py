@@ -1,6 +1,5 @@
 """The API: what can be asked, and where."""
 
-import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -173,7 +172,7 @@ async def trace(asked: schemas.TraceRequest, request: Request, service: Serving)
             about = engine.model.config.architecture
             raise Problem("invalid", f"target: the model {name} is {about} and has only the text; leave it out.")
     elif target is None:
-        await asyncio.to_thread(_check_tokens, service, engine, [asked.text])
+        await _called(service, request, engine, lambda: _check_tokens(service, engine, [asked.text]))
         (found,), _ = await _translated(asked, [asked.text], asked.model, request, service)
         target = found.text
     given = [] if target is None else [target]
