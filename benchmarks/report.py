@@ -284,6 +284,8 @@ def _entry(entry: Entry, found: Any) -> list[str]:
     told = [
         f"{'✓' if value >= goal.least else '✗'} {goal.what}: {value:g} (goal {goal.least:g})" for goal, value in goals
     ]
+    if wrong := found.get("wrong", 0):
+        told.append(f"✗ wrong: {wrong} (answers, or memory that grew by more than 5 %)")
     if told:
         parts.append("Goals: " + "; ".join(told) + ".")
     settings = {key: value for key, value in found.get("settings", {}).items() if isinstance(value, str | int | float)}
