@@ -1,4 +1,15 @@
-"""The exception tree. Every message is one sentence: what, where, and the way out."""
+"""The exception tree.
+
+    SightlineError
+    ├── ConfigError
+    ├── InputError
+    ├── CheckpointError
+    ├── TraceError
+    └── TrainingError
+
+A message is one sentence: what is wrong, the value, and what to do. It writes an option as `beams`; the command line
+turns that into --beams.
+"""
 
 __all__ = [
     "CheckpointError",
@@ -11,15 +22,20 @@ __all__ = [
 
 
 class SightlineError(Exception):
-    """Anything the user can mend. The command line prints it and exits with 2."""
+    """An error that the user can fix. The command line prints it and exits with 2."""
+
+    def __init__(self, message: str, *, option: str | None = None, value: object = None) -> None:
+        """`option`: the option or parameter at fault, by its Python name; `value`: its value."""
+        super().__init__(message)
+        self.option, self.value = option, value
 
 
 class ConfigError(SightlineError):
-    """An option that is unknown, out of range, or at odds with another."""
+    """An option that is unknown, out of range, or in conflict with another."""
 
 
 class InputError(SightlineError):
-    """Text, ids or arguments that cannot be worked on."""
+    """Invalid text, ids or arguments."""
 
 
 class CheckpointError(SightlineError):
@@ -27,8 +43,8 @@ class CheckpointError(SightlineError):
 
 
 class TraceError(SightlineError):
-    """A model that cannot be looked into, or a trace that cannot be read."""
+    """A model that cannot be traced, or a trace that cannot be read."""
 
 
 class TrainingError(SightlineError):
-    """A run that cannot go on."""
+    """A training run that cannot continue."""

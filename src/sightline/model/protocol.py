@@ -1,0 +1,64 @@
+"""The three protocols of a model: what training and traces need, what a search needs, and the state of a search."""
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from sightline.config import ModelConfig
+from sightline.model.mask import Layout
+
+__all__ = ["DecodeState", "Generative", "Inputs", "Model"]
+
+
+class Inputs(NamedTuple):
+    """The input of a model: ids of its encoder and of its decoder, each with the layout of their rows."""
+
+    source: Int[Tensor, "batch source"] | None = None
+    target: Int[Tensor, "batch target"] | None = None
+    source_layout: Layout = None
+    target_layout: Layout = None
+    segments: Int[Tensor, "batch source"] | None = None
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A Transformer of any architecture."""
+
+    config: ModelConfig
+    classifier: nn.Linear
+
+    def hidden(self, inputs: Inputs) -> Float[Tensor, "batch length d_model"]:
+        """Compute everything below the classifier."""
+
+    def compile_units(self) -> Iterable[nn.Module]:
+        """Yield the modules to compile, shard or checkpoint one by one."""
+
+
+class DecodeState(Protocol):
+    """The state of a batch of hypotheses, `beams` neighbouring rows for each sentence: a key/value cache, for example."""
+
+    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
+        """Let row i continue row `rows[i]`, one of the same sentence."""
+
+    def select(self, sentences: Int[Tensor, " kept"]) -> None:
+        """Keep these sentences only, each with its beams."""
+
+
+@runtime_checkable
+class Generative(Protocol):
+    """A model that writes. Exported graphs are one too."""
+
+    config: ModelConfig
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def start(self, inputs: Inputs, *, beams: int = 1, capacity: int) -> DecodeState:
+        """Read the source, if any, and the target so far, padded on the right; return the state after them, `beams`
+        equal rows for each sentence. `capacity`: positions of the longest target, those read here included."""
+
+    def step(self, tokens: Int[Tensor, "rows 1"], state: DecodeState) -> Float[Tensor, "rows vocab"]:
+        """Read the next token of each row; return a score for every token that could follow it."""
