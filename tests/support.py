@@ -1,5 +1,7 @@
 """Small models of every kind, and batches for them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sightline.config import ModelConfig
+from sightline.errors import SightlineError
 from sightline.model.mask import Packing
 from sightline.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Model, build
 from sightline.text.tokenizer import END, START
@@ -89,6 +92,30 @@ def pad(sentences: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 def packed(sentences: list[Tensor]) -> tuple[Tensor, Packing]:
     return torch.cat(sentences)[None], Packing.of([len(s) for s in sentences])
+
+
+ANY = object()
+
+
+@contextmanager
+def raises(
+    error_type: type[SightlineError], *, option: str | None = None, value: object = ANY, match: str | None = None
+) -> Iterator[pytest.ExceptionInfo[SightlineError]]:
+    """Check that the block raises exactly `error_type` and blames this option, or no option.
+
+    The message must contain the option in backticks. `value` is compared only if it is passed. `match` is a regular
+    expression for errors that have no option: a path, or one word that identifies the error.
+    """
+    with pytest.raises(error_type, match=match) as caught:
+        yield caught
+    error = caught.value
+    assert type(error) is error_type, f"{error!r} is a subclass of {error_type.__name__}"
+    assert error.option == option, f"option is {error.option!r}, expected {option!r}: {error}"
+    if value is not ANY:
+        same = type(error.value) is type(value) and error.value == value
+        assert same, f"value is {error.value!r}, expected {value!r}: {error}"
+    if option is not None:
+        assert f"`{option}`" in str(error), f"the message does not contain `{option}`: {error}"
 
 
 def difference(a: Tensor, b: Tensor) -> float:
