@@ -38,7 +38,7 @@ class Model(Protocol):
 
 
 class DecodeState(Protocol):
-    """The state of a batch of hypotheses, `beams` neighbouring rows for each sentence: a key/value cache, for example."""
+    """The state of a batch of hypotheses, `beams` neighbouring rows for each sentence: a key/value cache."""
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         """Let row i continue row `rows[i]`, one of the same sentence."""
