@@ -31,7 +31,8 @@ from sightline.interop.hugging_face import to_hugging_face
 from sightline.interop.hugging_face_files import read_hugging_face
 from sightline.model.kernels import for_few_rows
 from sightline.search.find import find
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
+from sightline.special import END, PAD, START, UNKNOWN
+from sightline.text.tokenizer import Tokenizer
 
 Answers = list[list[int]]
 System = Callable[..., Answers]

@@ -39,7 +39,8 @@ from sightline.data.corpus import Table, read_pairs
 from sightline.data.feed import Feed, Place, Update
 from sightline.data.store import prepare
 from sightline.model.transformer import build
-from sightline.text.tokenizer import PAD, Tokenizer
+from sightline.special import PAD
+from sightline.text.tokenizer import Tokenizer
 from sightline.train.step import Step
 
 Logits = Callable[[Tensor, Tensor, Tensor | None], Tensor]

@@ -13,7 +13,7 @@ from sightline.config import ModelConfig
 from sightline.errors import SightlineError
 from sightline.model.mask import Packing
 from sightline.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Model, build
-from sightline.text.tokenizer import END, START
+from sightline.special import END, START
 
 VOCAB = 41
 SMALL: dict[str, Any] = {

@@ -18,7 +18,7 @@ from torch import Tensor
 from sightline.checkpoint import load_model, load_tokenizer
 from sightline.data.corpus import lines
 from sightline.model.transformer import DecoderOnly
-from sightline.text.tokenizer import END, START
+from sightline.special import END, START
 
 
 @torch.inference_mode()

@@ -28,9 +28,10 @@ from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.risk import expected_chrf
 from sightline.search.score import following, force
 from sightline.search.tree import Tree, grow_tree
+from sightline.special import END, START
 from sightline.text.split import Piece, join, split, starts
 from sightline.text.stream import Telling
-from sightline.text.tokenizer import END, START, Tokenizer, with_end
+from sightline.text.tokenizer import Tokenizer, with_end
 from sightline.text.words import words_of
 from sightline.trace.record import Trace, tracing
 from sightline.trace.what_if import what_if

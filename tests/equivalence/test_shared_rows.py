@@ -14,7 +14,8 @@ from sightline.data.builtin import generate
 from sightline.data.corpus import Dialogue, Table, Text
 from sightline.data.store import prepare, prepare_dialogues, prepare_texts
 from sightline.model.mask import SharedRows
-from sightline.text.tokenizer import END, PAD, START, Tokenizer
+from sightline.special import END, PAD, START
+from sightline.text.tokenizer import Tokenizer
 from sightline.train.step import Objective, hidden
 from support import difference, reader, translator, writer
 

@@ -22,8 +22,9 @@ from sightline.interop.ctranslate2 import SHORTLIST, CTranslate2Search, beside, 
 from sightline.search.find import find
 from sightline.search.hypothesis import Wish
 from sightline.search.score import force
+from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.shortlist import Shortlist
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
+from sightline.text.tokenizer import Tokenizer
 from support import VOCAB, every_variant, translator, writer
 
 ctranslate2 = pytest.importorskip("ctranslate2")

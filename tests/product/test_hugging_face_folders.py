@@ -31,7 +31,7 @@ from sightline.errors import SightlineError
 from sightline.interop.hugging_face import DEFAULTS
 from sightline.interop.hugging_face_files import read_hugging_face, write_hugging_face
 from sightline.search.find import find
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN
+from sightline.special import END, PAD, START, UNKNOWN
 from support import difference
 
 ENGLISH = [pair.source for pair in generate("train", 400)]

@@ -28,8 +28,9 @@ from sightline.model.transformer import sinusoids
 from sightline.search.align import Words, align
 from sightline.search.find import find
 from sightline.search.score import following, force
+from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.stream import TextStream
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
+from sightline.text.tokenizer import Tokenizer
 from support import VARIANTS, VOCAB, config, every_variant, translator
 
 ctranslate2 = pytest.importorskip("ctranslate2")

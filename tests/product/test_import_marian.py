@@ -22,7 +22,7 @@ from transformers import MarianConfig, MarianMTModel
 from sightline.checkpoint import load_model, load_tokenizer, save_model
 from sightline.errors import CheckpointError, ConfigError, InputError, SightlineError
 from sightline.interop.marian import OWN_START, read_marian
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN
+from sightline.special import END, PAD, START, UNKNOWN
 
 SOURCE = ["the cat sat on the mat, no less", "no dog is on 1.5 mats", "on and on the cats sat"] * 4
 TARGET = ["die katze sitzt auf der matte", "kein hund ist auf den matten", "die katzen sitzen, null mal"] * 4

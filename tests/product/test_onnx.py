@@ -24,7 +24,8 @@ from sightline.interop.onnx import OnnxModel, OnnxScorer, export, verify
 from sightline.model.kernels import for_few_rows
 from sightline.search.find import find
 from sightline.search.hypothesis import Wish
-from sightline.text.tokenizer import END, PAD, START, Tokenizer
+from sightline.special import END, PAD, START
+from sightline.text.tokenizer import Tokenizer
 from support import VOCAB, every_variant, model_of, writer
 
 pytest.importorskip("onnxruntime")

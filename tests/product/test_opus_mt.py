@@ -17,7 +17,7 @@ import torch
 import sightline
 from sightline.data.corpus import Table, read_pairs
 from sightline.evaluate.scores import values
-from sightline.text.tokenizer import END, PAD, START
+from sightline.special import END, PAD, START
 
 OPUS, DATA = (Path(os.environ.get(name, "")) for name in ("SIGHTLINE_OPUS_MT", "SIGHTLINE_DATA"))
 pytestmark = [

@@ -11,7 +11,7 @@ from sightline.config import ModelConfig
 from sightline.data.builtin import generate
 from sightline.engine import load_any
 from sightline.model.transformer import build
-from sightline.text.tokenizer import END, START
+from sightline.special import END, START
 from sightline.trace.pack import read
 from support import random_weights
 

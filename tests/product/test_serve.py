@@ -24,7 +24,7 @@ from sightline.checkpoint import load_model, load_tokenizer, save_model
 from sightline.data.builtin import generate
 from sightline.serve.problems import Problem
 from sightline.serve.service import Traces
-from sightline.text.tokenizer import END, START
+from sightline.special import END, START
 from sightline.trace.pack import PIECE, read
 
 TEXTS = [pair.source for pair in generate("test", 40)]

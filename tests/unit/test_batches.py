@@ -11,7 +11,8 @@ from sightline.data.builtin import generate
 from sightline.data.corpus import Table
 from sightline.data.store import prepare
 from sightline.errors import InputError
-from sightline.text.tokenizer import END, PAD, START, Tokenizer
+from sightline.special import END, PAD, START
+from sightline.text.tokenizer import Tokenizer
 from support import difference, translator
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=200)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sightline.config import SearchConfig
 from sightline.search.find import find
 from sightline.search.hypothesis import Wish
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN
+from sightline.special import END, PAD, START, UNKNOWN
 from sightline.trace.record import tracing
 from support import VARIANTS, all_scores, model_of
 

@@ -13,7 +13,7 @@ from sightline.errors import InputError
 from sightline.search.find import find, stream
 from sightline.search.hypothesis import Wish
 from sightline.search.required import Required
-from sightline.text.tokenizer import END, UNKNOWN
+from sightline.special import END, UNKNOWN
 from support import VARIANTS, all_scores, model_of
 
 WORDS = range(UNKNOWN + 1, 41)

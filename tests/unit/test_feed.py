@@ -15,7 +15,8 @@ from sightline.data.corpus import Table, Text
 from sightline.data.feed import Feed, Place, ahead
 from sightline.data.store import Weighted, prepare, prepare_texts
 from sightline.errors import InputError
-from sightline.text.tokenizer import PAD, UNKNOWN, Tokenizer
+from sightline.special import PAD, UNKNOWN
+from sightline.text.tokenizer import Tokenizer
 
 PAIRS = [(pair.source, pair.target) for pair in generate("train", 80)]
 TOKENIZER = Tokenizer.train([text for pair in PAIRS for text in pair], 340)

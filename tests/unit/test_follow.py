@@ -14,7 +14,7 @@ from sightline.search import find as finding
 from sightline.search.find import find, follow
 from sightline.search.hypothesis import Wish
 from sightline.search.tree import grow_tree
-from sightline.text.tokenizer import END
+from sightline.special import END
 from support import VARIANTS, model_of
 
 WORDS = range(4, 41)

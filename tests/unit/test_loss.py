@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from sightline.text.tokenizer import PAD
+from sightline.special import PAD
 from sightline.train import loss as losses
 from sightline.train.loss import cross_entropy
 from support import difference, ids, packed, pad, translator

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from sightline.text.tokenizer import PAD
+from sightline.special import PAD
 from sightline.train.loss import cross_entropy, r_drop
 from support import difference
 

@@ -9,7 +9,7 @@ import torch
 from sightline.config import SearchConfig
 from sightline.search.find import find
 from sightline.search.scorer import highest
-from sightline.text.tokenizer import END, START, UNKNOWN
+from sightline.special import END, START, UNKNOWN
 from support import translator
 
 SOURCE = [4, 5, 6]

@@ -5,9 +5,10 @@ import pytest
 
 from sightline.data.builtin import generate
 from sightline.errors import InputError
+from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text import shortlist
 from sightline.text.shortlist import learn
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
+from sightline.text.tokenizer import Tokenizer
 
 PAIRS = list(generate("train", 3000))
 

@@ -15,7 +15,8 @@ from sightline.data.builtin import generate
 from sightline.data.corpus import Dialogue, Parallel, Table, Text
 from sightline.data.store import Cleaning, Weighted, prepare, prepare_dialogues, prepare_texts
 from sightline.errors import InputError
-from sightline.text.tokenizer import END, Tokenizer
+from sightline.special import END
+from sightline.text.tokenizer import Tokenizer
 
 PAIRS = [(p.source, p.target) for p in generate("train", 500)]
 TOKENIZER = Tokenizer.train([text for pair in PAIRS for text in pair], 600)

@@ -10,9 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sightline.data.builtin import generate
+from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.split import Piece, join
 from sightline.text.stream import KEPT, MOST, Telling, TextStream
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
+from sightline.text.tokenizer import Tokenizer
 
 LINES = [text for pair in generate("train", 300) for text in (pair.source, pair.target)]
 TEXTS = [

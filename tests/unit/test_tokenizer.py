@@ -14,8 +14,9 @@ from transformers import BertTokenizer, GPT2Tokenizer
 
 from sightline.data.builtin import generate
 from sightline.errors import InputError
+from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text import tokenizer as module
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer, suggest_vocab_size
+from sightline.text.tokenizer import Tokenizer, suggest_vocab_size
 
 LINES = [text for pair in generate("train", 2000) for text in (pair.source, pair.target)]
 TOKENIZER = Tokenizer.train(LINES, 600)

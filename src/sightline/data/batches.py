@@ -18,7 +18,7 @@ from torch import Tensor
 from sightline.data.store import Side, Store
 from sightline.errors import InputError
 from sightline.model.mask import Packing, SharedRows
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN
+from sightline.special import END, PAD, START, UNKNOWN
 
 __all__ = ["Batch", "Shared", "collate", "collate_packed", "collate_shared", "mask_words", "plan", "plan_shared"]
 

@@ -26,7 +26,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from sightline.data.corpus import Corpus, Dialogue, Parallel, Table, Text, read_dialogues, read_documents, read_pairs
 from sightline.errors import InputError
-from sightline.text.tokenizer import END, Tokenizer
+from sightline.special import END
+from sightline.text.tokenizer import Tokenizer
 
 __all__ = [
     "Cleaning",

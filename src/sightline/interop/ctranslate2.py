@@ -42,8 +42,9 @@ from sightline.folders import lock, made_from
 from sightline.model.transformer import EncoderDecoder, FeedForward, MultiHeadAttention, Residual, Stack
 from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.rules import NEVER, bounds
+from sightline.special import END, START, UNKNOWN
 from sightline.text.shortlist import Shortlist
-from sightline.text.tokenizer import END, START, UNKNOWN, Tokenizer, with_end
+from sightline.text.tokenizer import Tokenizer, with_end
 
 __all__ = ["SHORTLIST", "CTranslate2Search", "beside", "convert", "save_shortlist", "supports"]
 

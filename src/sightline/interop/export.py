@@ -19,7 +19,8 @@ from sightline.interop.hugging_face_files import quiet, write_hugging_face
 from sightline.model.transformer import EncoderDecoder
 from sightline.search.find import find
 from sightline.search.score import force
-from sightline.text.tokenizer import END, UNKNOWN, Tokenizer
+from sightline.special import END, UNKNOWN
+from sightline.text.tokenizer import Tokenizer
 
 __all__ = ["KINDS", "Difference", "export"]
 

@@ -17,7 +17,7 @@ from sightline.checkpoint import fill
 from sightline.config import ModelConfig, PositionsConfig, StackConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.model.transformer import EncoderDecoder, Model, build
-from sightline.text.tokenizer import END, PAD, START
+from sightline.special import END, PAD, START
 
 __all__ = ["converted", "from_hugging_face", "in_halves", "library", "to_hugging_face"]
 

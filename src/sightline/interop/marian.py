@@ -23,7 +23,8 @@ from sightline.config import ModelConfig, PositionsConfig, StackConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.interop.numbers import adopted
 from sightline.model.transformer import EncoderDecoder
-from sightline.text.tokenizer import NAMES, START, SentencePiece, Tokenizer
+from sightline.special import START
+from sightline.text.tokenizer import NAMES, SentencePiece, Tokenizer
 
 __all__ = ["read_marian"]
 

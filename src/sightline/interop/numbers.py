@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sightline.errors import InputError
 from sightline.model.transformer import EncoderDecoder, Model, build
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
+from sightline.special import END, PAD, START, UNKNOWN
+from sightline.text.tokenizer import Tokenizer
 
 __all__ = ["Own", "adopted", "returned"]
 

@@ -35,7 +35,8 @@ from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.sampling import Samples
 from sightline.search.scorer import Scores
 from sightline.search.state import spread
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer, with_end
+from sightline.special import END, PAD, START, UNKNOWN
+from sightline.text.tokenizer import Tokenizer, with_end
 
 __all__ = ["Difference", "OnnxModel", "OnnxScorer", "export", "verify"]
 

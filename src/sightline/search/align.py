@@ -19,7 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sightline.errors import InputError
 from sightline.model.transformer import EncoderDecoder
-from sightline.text.tokenizer import PAD, START, with_end
+from sightline.special import PAD, START
+from sightline.text.tokenizer import with_end
 
 __all__ = [
     "Alignment",

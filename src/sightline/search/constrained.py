@@ -25,7 +25,7 @@ from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.required import Required
 from sightline.search.rules import NEVER, Forced, Rules
 from sightline.search.scorer import Scores, highest
-from sightline.text.tokenizer import END
+from sightline.special import END
 
 __all__ = ["ConstrainedBeams"]
 

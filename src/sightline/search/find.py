@@ -26,7 +26,8 @@ from sightline.search.recorded import LEAVE, RecordedSearch, stage_of
 from sightline.search.rules import Rules
 from sightline.search.sampling import Samples
 from sightline.search.scorer import Scorer, Scores
-from sightline.text.tokenizer import PAD, with_end
+from sightline.special import PAD
+from sightline.text.tokenizer import with_end
 
 __all__ = ["TIE", "PlainSearch", "Progress", "Translator", "find", "follow", "stream"]
 

@@ -24,7 +24,7 @@ from sightline.search.beam import Beams
 from sightline.search.sampling import Samples
 from sightline.search.scorer import Scores
 from sightline.search.state import spread
-from sightline.text.tokenizer import PAD
+from sightline.special import PAD
 
 __all__ = ["LEAVE", "RecordedSearch", "Stage", "forget", "stage_of"]
 

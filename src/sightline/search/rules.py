@@ -14,7 +14,7 @@ from sightline.search.hypothesis import Wish
 from sightline.search.required import Required
 from sightline.search.scorer import Scores
 from sightline.search.state import State
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN
+from sightline.special import END, PAD, START, UNKNOWN
 
 __all__ = ["NEVER", "Forced", "Rules", "bounds"]
 

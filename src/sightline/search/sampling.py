@@ -18,7 +18,7 @@ from sightline.search.growing import Growing
 from sightline.search.hypothesis import Hypothesis
 from sightline.search.rules import Rules
 from sightline.search.scorer import Scores, highest
-from sightline.text.tokenizer import END, PAD, START
+from sightline.special import END, PAD, START
 
 __all__ = ["Samples"]
 

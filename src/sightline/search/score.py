@@ -10,7 +10,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sightline.model.transformer import EncoderDecoder
 from sightline.search.rules import NEVER
-from sightline.text.tokenizer import END, PAD, START, with_end
+from sightline.special import END, PAD, START
+from sightline.text.tokenizer import with_end
 
 __all__ = ["following", "force"]
 

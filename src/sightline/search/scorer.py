@@ -12,7 +12,7 @@ from torch import Tensor
 from sightline.model.mask import Layout, Packing
 from sightline.model.stepwise import CHUNK
 from sightline.model.transformer import EncoderDecoder
-from sightline.text.tokenizer import PAD
+from sightline.special import PAD
 
 __all__ = ["Scorer", "Scores", "highest"]
 

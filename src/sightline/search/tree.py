@@ -16,7 +16,8 @@ from sightline.search.find import PlainSearch
 from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.rules import Forced, Rules
 from sightline.search.scorer import Scorer, Scores
-from sightline.text.tokenizer import END, with_end
+from sightline.special import END
+from sightline.text.tokenizer import with_end
 
 __all__ = ["Node", "Tree", "grow_tree"]
 

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import InputError
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
+from sightline.special import END, PAD, START, UNKNOWN
+from sightline.text.tokenizer import Tokenizer
 
 __all__ = ["Shortlist", "learn"]
 

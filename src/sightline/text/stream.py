@@ -8,8 +8,9 @@ from being a beginning; its end is held back for as long as it may still change.
 import re
 from collections.abc import Sequence
 
+from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.split import Piece, gap
-from sightline.text.tokenizer import END, PAD, START, UNKNOWN, Tokenizer
+from sightline.text.tokenizer import Tokenizer
 
 __all__ = ["Telling", "TextStream"]
 

@@ -20,10 +20,10 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from sightline.errors import InputError
+from sightline.special import END, PAD, START, UNKNOWN
 
-__all__ = ["END", "PAD", "START", "UNKNOWN", "Tokenizer", "suggest_vocab_size", "with_end"]
+__all__ = ["Tokenizer", "suggest_vocab_size", "with_end"]
 
-PAD, START, END, UNKNOWN = 0, 1, 2, 3
 NAMES = "<pad>", "<s>", "</s>", "<unk>"  # where a vocabulary has none of its own
 FILE, SOURCE_FILE = "tokenizer.model", "source-tokenizer.model"
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from sightline.text.tokenizer import PAD
+from sightline.special import PAD
 
 __all__ = ["Loss", "cross_entropy", "linear_cross_entropy", "r_drop"]
 
