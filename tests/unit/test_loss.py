@@ -11,8 +11,12 @@ from torch import nn
 
 from sightline.special import PAD
 from sightline.train import loss as losses
-from sightline.train.loss import cross_entropy
+from sightline.train.loss import linear_cross_entropy
 from support import difference, ids, packed, pad, translator
+
+
+def loss_of(hidden, classifier, targets, smoothing):
+    return linear_cross_entropy([hidden], classifier, targets, smoothing, 0.0)
 
 
 @settings(max_examples=40)
@@ -35,7 +39,7 @@ def test_equal_to_torch(tokens, vocab, piece, smoothing, bias, seed):
     )
     before, losses.PIECE = losses.PIECE, piece
     try:
-        found = cross_entropy(hidden, classifier, targets, smoothing)
+        found = loss_of(hidden, classifier, targets, smoothing)
     finally:
         losses.PIECE = before
     assert difference(found.smoothed, expected) <= 1e-5 * max(1.0, expected.item())
@@ -50,7 +54,7 @@ def test_equal_to_torch(tokens, vocab, piece, smoothing, bias, seed):
 def test_a_perfect_guess_costs_nothing_and_an_even_one_the_logarithm_of_the_vocabulary():
     classifier = nn.Linear(4, 10, bias=False)
     nn.init.zeros_(classifier.weight)
-    found = cross_entropy(torch.randn(3, 5, 4), classifier, torch.full((3, 5), 7), smoothing=0.1)
+    found = loss_of(torch.randn(3, 5, 4), classifier, torch.full((3, 5), 7), 0.1)
     assert found.nll.item() == pytest.approx(15 * math.log(10))
     assert found.smoothed.item() == pytest.approx(15 * math.log(10))
 
@@ -63,10 +67,10 @@ def test_packed_equals_padded_with_gradients():
     answer = pad(answers)[0].masked_fill(~there, PAD)
     parameters = list(model.parameters())
 
-    one = cross_entropy(model.decode(target, model.encoder(source, layout), layout), model.classifier, answer, 0.1)
+    one = loss_of(model.decode(target, model.encoder(source, layout), layout), model.classifier, answer, 0.1)
     (source, packing), (target, target_packing) = packed(sources), packed(targets)
     hidden = model.decode(target, model.encoder(source, packing), packing, target_packing)
-    other = cross_entropy(hidden, model.classifier, packed(answers)[0], 0.1)
+    other = loss_of(hidden, model.classifier, packed(answers)[0], 0.1)
     assert difference(one.smoothed, other.smoothed) <= 1e-4
     pairs = zip(
         torch.autograd.grad(one.smoothed, parameters), torch.autograd.grad(other.smoothed, parameters), strict=True
@@ -78,7 +82,7 @@ def test_packed_equals_padded_with_gradients():
 def test_nothing_is_computed_for_gradients_that_nobody_wants():
     classifier = nn.Linear(4, 10)
     with torch.no_grad():
-        found = cross_entropy(torch.randn(5, 4), classifier, torch.full((5,), 7), smoothing=0.1)
+        found = loss_of(torch.randn(5, 4), classifier, torch.full((5,), 7), 0.1)
     assert not found.smoothed.requires_grad
 
 
@@ -86,9 +90,9 @@ def test_half_precision_under_autocast():
     torch.manual_seed(0)
     classifier = nn.Linear(32, 50)
     hidden, targets = torch.randn(40, 32, requires_grad=True), torch.randint(1, 50, (40,))
-    exact = cross_entropy(hidden, classifier, targets, 0.1).smoothed
+    exact = loss_of(hidden, classifier, targets, 0.1).smoothed
     with torch.autocast("cpu", torch.bfloat16):
-        rough = cross_entropy(hidden, classifier, targets, 0.1).smoothed
+        rough = loss_of(hidden, classifier, targets, 0.1).smoothed
     assert rough.dtype == torch.float32
     assert rough.item() == pytest.approx(exact.item(), rel=1e-2)
     rough.backward()

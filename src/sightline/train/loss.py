@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sightline.special import PAD
 
-__all__ = ["Loss", "cross_entropy", "linear_cross_entropy", "r_drop"]
+__all__ = ["Loss", "linear_cross_entropy"]
 
 PIECE = 4096
 """Tokens whose logits are there at a time, on a GPU."""
@@ -30,27 +30,6 @@ class Loss(NamedTuple):
     """What is minimised."""
     nll: Float[Tensor, ""]
     """Negative log-likelihood, without smoothing: its mean is the logarithm of the perplexity. Has no gradient."""
-
-
-def cross_entropy(
-    hidden: Float[Tensor, "*batch d_model"], classifier: nn.Linear, targets: Int[Tensor, "*batch"], smoothing: float
-) -> Loss:
-    """The loss of vectors that the classifier is to turn into these targets. With smoothing ε, the wanted distribution
-    gives 1 - ε to the target and shares ε among all words; 0 is the plain one-hot loss."""
-    return linear_cross_entropy([hidden], classifier, targets, smoothing, 0.0)
-
-
-def r_drop(
-    one: Float[Tensor, "*batch d_model"],
-    other: Float[Tensor, "*batch d_model"],
-    classifier: nn.Linear,
-    targets: Int[Tensor, "*batch"],
-    smoothing: float,
-    alpha: float,
-) -> Loss:
-    """The mean loss of two passes under different dropout, and α / 2 times how far their answers p and q are apart,
-    (KL(p‖q) + KL(q‖p)) / 2. It is the sum of Liang et al. (2021, arXiv:2106.14448), halved: it weighs as one pass."""
-    return linear_cross_entropy([one, other], classifier, targets, smoothing, alpha)
 
 
 def linear_cross_entropy(
