@@ -7,13 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-<<<<<<< HEAD
 from sightline.special import PAD
 from sightline.train.loss import linear_cross_entropy
-=======
-from sightline.text.tokenizer import PAD
-from sightline.train.loss import linear_cross_entropy
->>>>>>> 7a06ba8 (train: delete wrappers of the loss that only tests call)
 from support import difference
 
 
