@@ -10,8 +10,10 @@ import tomllib
 
 import httpx
 import pytest
+from typer.main import get_command
 
 from sightline.cli.demo import SAID
+from sightline.cli.main import app, with_flags
 from sightline.config import Config, load, presets
 from sightline.data.builtin import riddle
 from sightline.folders import shipped
@@ -110,12 +112,41 @@ def test_doctor():
     assert re.search(r"^ctranslate2 +\d", done.stdout, re.MULTILINE)
 
 
-def test_a_users_mistake_is_one_sentence_and_exit_2():
+def test_user_errors_are_one_sentence_with_exit_code_2():
     done = sightline("config", "explain", "--set", "model.d_modle=3")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == "model.d_modle: there is no such option, did you mean 'd_model'?\n"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "model.d_modle" in done.stderr
+    assert "d_model" in done.stderr
     assert sightline("transalte").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "message", "shown"),
+    [
+        ("translate", "`resume` continues `out`.", "--resume continues --out."),
+        ("translate", "`beams` must be at least 1, got 0.", "--beam must be at least 1, got 0."),
+        ("translate", "`require` and `forbid`, `backend`", "--within and --without, --engine"),
+        ("translate", "Use `beams = 1` or `backend='torch'`.", "Use --beam 1 or --engine torch."),
+        ("translate", "`sample=True` is missing.", "--sample is missing."),
+        ("translate", "`max_ratio` and `model.norm` are not flags.", "`max_ratio` and `model.norm` are not flags."),
+        ("translate", "`model`: not found.", "MODEL: not found."),
+        ("train", "`init_from` and `valid_source`", "--from and --valid-source"),
+        ("train", "`beams` must be at least 1.", "`beams` must be at least 1."),
+        ("serve", "`origins`", "--allow-origin"),
+        ("export", "`verify=False` skips it; `verify` does not.", "--no-verify skips it; --verify does not."),
+    ],
+)
+def test_messages_name_the_flags_of_the_running_command(command, message, shown):
+    assert with_flags(message, get_command(app).commands[command].params) == shown
+
+
+def test_flags_replace_options_in_a_real_run():
+    done = sightline("translate", "coref", "--resume")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("--resume ")
+    assert "--out" in done.stderr
+    assert "`" not in done.stderr
 
 
 def test_version():

@@ -1,12 +1,15 @@
-"""`sightline`: its commands, and what becomes of errors.
+"""The `sightline` command: its subcommands and its error messages.
 
-Results go to stdout, everything else to stderr. Exit 0 is done, 2 the user's mistake in one sentence, 1 ours. Nothing
-heavy is imported here, so that `--help` is there at once.
+Results go to stdout, everything else to stderr. Exit code 0 is success, 2 is a user's mistake, explained in one
+sentence, and 1 is a bug. This module imports no heavy package, so that `--help` is fast.
 """
 
-import sys
+import re
+from collections.abc import Iterable
+from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from sightline.cli import (
     align,
@@ -54,6 +57,55 @@ app.add_typer(config.app, name="config")
 app.command()(doctor.doctor)
 
 
+FLAGS = {
+    "backend": "engine",
+    "beams": "beam",
+    "forbid": "without",
+    "init_from": "start",
+    "origins": "allow_origin",
+    "require": "within",
+}
+"""Parameters of the library that a command calls otherwise."""
+OPTION = re.compile(r"`(\w+)(?: ?= ?([^`]+))?`")
+"""An option in a message, alone or with a value: `beams`, `beams = 1`."""
+
+
+def with_flags(message: str, parameters: Iterable[Any]) -> str:
+    """Replace the options in a message by the flags of the command with these parameters."""
+    known = {parameter.name: parameter for parameter in parameters}
+
+    def flag(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        parameter = known.get(name) or known.get(FLAGS.get(name, ""))
+        if parameter is None:
+            return found[0]
+        if parameter.param_type_name == "argument":
+            return str(parameter.name).upper()
+        if value is None or value == "True":
+            return str(parameter.opts[0])
+        if value == "False" and parameter.secondary_opts:
+            return str(parameter.secondary_opts[0])
+        return " ".join([parameter.opts[0], value.strip("'\"")])
+
+    return OPTION.sub(flag, message)
+
+
+class Command(TyperCommand):
+    """A command that reports a `SightlineError` as one sentence and exits with 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except SightlineError as error:
+            typer.echo(with_flags(str(error), self.params), err=True)
+            raise typer.Exit(2) from None
+
+
+for registered in [*app.registered_commands, *config.app.registered_commands]:
+    registered.cls = Command
+
+
 @app.callback(invoke_without_command=True)
 def _version(
     version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
@@ -67,11 +119,7 @@ def _version(
 
 def main() -> None:
     """Run the command line."""
-    try:
-        app()
-    except SightlineError as error:
-        typer.echo(str(error), err=True)
-        sys.exit(2)
+    app()
 
 
 if __name__ == "__main__":

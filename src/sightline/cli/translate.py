@@ -60,7 +60,7 @@ def translate(
     risk = "chrf" if mbr else "none"
     options = load_search(set or [], beams=max(beam, nbest) if nbest > 1 else beam, risk=risk, **given)
     if resume and out is None:
-        raise InputError("--resume goes on with a file; name it by --out.")
+        raise InputError("`resume` continues a file. Name the file with `out`.", option="resume", value=resume)
     if out is not None:
         check_new(out, resume)
     paths = None if file == "-" else [Path(file)]
