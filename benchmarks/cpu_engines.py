@@ -28,10 +28,10 @@ from common import alone, keep, side_by_side, where
 from sacrebleu.metrics.bleu import BLEU
 
 import sightline
+from sightline.backends.ctranslate2_format import save_shortlist
 from sightline.checkpoint import save_model
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
-from sightline.interop.ctranslate2 import save_shortlist
 from sightline.interop.hugging_face_files import read_hugging_face
 from sightline.text.shortlist import learn
 from sightline.text.tokenizer import Tokenizer

@@ -23,10 +23,11 @@ from common import keep, side_by_side, where
 from sacrebleu.metrics.bleu import BLEU
 from transformers import MarianMTModel
 
+from sightline.backends.ctranslate2 import CTranslate2Search
+from sightline.backends.ctranslate2_format import convert
 from sightline.checkpoint import load_model, load_tokenizer
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
-from sightline.interop.ctranslate2 import CTranslate2Search, convert
 from sightline.interop.hugging_face import to_hugging_face
 from sightline.interop.hugging_face_files import read_hugging_face
 from sightline.model.kernels import for_few_rows

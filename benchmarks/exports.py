@@ -23,11 +23,11 @@ import torch
 from common import keep, where
 from sacrebleu.metrics.bleu import BLEU
 
+from sightline.backends.ctranslate2 import CTranslate2Search
 from sightline.checkpoint import load_model, load_tokenizer
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
 from sightline.folders import model_folder
-from sightline.interop.ctranslate2 import CTranslate2Search
 from sightline.interop.export import Difference, Kind, export
 from sightline.interop.hugging_face import library
 from sightline.interop.hugging_face_files import quiet

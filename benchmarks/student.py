@@ -22,9 +22,9 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 import sightline
+from sightline.backends.ctranslate2_format import Precision
 from sightline.cli.shortlist import shortlist
 from sightline.data.corpus import Table, read_pairs
-from sightline.interop.ctranslate2 import Precision
 
 PAIRS = "tatoeba/en-fr.train.tsv.xz"
 SETS = {"Tatoeba": "tatoeba/en-fr.test.tsv.gz", "Multi30k": "multi30k/en-fr.test2016.tsv.gz"}

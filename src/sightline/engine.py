@@ -15,11 +15,12 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from sightline.backends.ctranslate2 import CTranslate2Search, supports
+from sightline.backends.ctranslate2_format import SHORTLIST, beside
 from sightline.checkpoint import load_model, load_tokenizer, read_config
 from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, InputError, SightlineError
 from sightline.folders import kept_file, model_folder
-from sightline.interop.ctranslate2 import SHORTLIST, CTranslate2Search, beside, supports
 from sightline.model.kernels import for_few_rows
 from sightline.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Model
 from sightline.search.align import Alignment, Heads, Words, align, every_head

@@ -15,10 +15,11 @@ import tokenizers
 import torch
 from tokenizers import models
 
+from sightline.backends.ctranslate2 import CTranslate2Search, supports
+from sightline.backends.ctranslate2_format import SHORTLIST, beside, convert, save_shortlist
 from sightline.checkpoint import load_tokenizer, save_model
 from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
-from sightline.interop.ctranslate2 import SHORTLIST, CTranslate2Search, beside, convert, save_shortlist, supports
 from sightline.search.find import find
 from sightline.search.hypothesis import Wish
 from sightline.search.score import force
@@ -327,7 +328,7 @@ def test_of_several_who_need_the_files_at_once_one_makes_them(words, tmp_path, m
     model, made, start = model_of(), [], threading.Barrier(8)
     save_model(model, tmp_path / "model", words)
     monkeypatch.setattr(
-        "sightline.interop.ctranslate2.convert", lambda *how, **more: made.append(1) or convert(*how, **more)
+        "sightline.backends.ctranslate2_format.convert", lambda *how, **more: made.append(1) or convert(*how, **more)
     )
 
     def use(_):

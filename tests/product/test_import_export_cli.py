@@ -8,11 +8,11 @@ import sys
 import pytest
 
 import sightline
+from sightline.backends.ctranslate2 import CTranslate2Search
 from sightline.checkpoint import load_model, load_tokenizer
 from sightline.config import SearchConfig
 from sightline.data.builtin import generate
 from sightline.errors import InputError
-from sightline.interop.ctranslate2 import CTranslate2Search
 from sightline.interop.export import export
 from sightline.interop.onnx import OnnxModel
 from sightline.search.find import find

@@ -35,10 +35,10 @@ def export(
 ) -> None:
     """Write a model for Hugging Face transformers, CTranslate2 or an ONNX runtime, with its vocabulary. The new folder
     is there once it has been compared with the model, and whole."""
+    from sightline.backends.ctranslate2_format import SHORTLIST
     from sightline.checkpoint import load_model, load_tokenizer
     from sightline.errors import InputError
     from sightline.folders import kept_file, model_folder
-    from sightline.interop.ctranslate2 import SHORTLIST
     from sightline.interop.export import export as write
     from sightline.model.transformer import EncoderDecoder
 

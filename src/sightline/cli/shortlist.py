@@ -24,11 +24,11 @@ def shortlist(
 ) -> None:
     """Learn from pairs, best those of the training, which tokens a translation may need. With --shortlist, translate
     and evaluate then search among these alone."""
+    from sightline.backends.ctranslate2_format import SHORTLIST, save_shortlist
     from sightline.checkpoint import load_tokenizer
     from sightline.data.corpus import Corpus, Parallel, Table, read_pairs
     from sightline.errors import InputError
     from sightline.folders import made_from, model_folder
-    from sightline.interop.ctranslate2 import SHORTLIST, save_shortlist
     from sightline.text.shortlist import learn
 
     if len(source or []) != len(target or []):

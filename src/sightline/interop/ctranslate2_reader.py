@@ -1,7 +1,7 @@
 """Models in CTranslate2's format as Sightline models, and the packages of Argos Translate, which are made of them.
 
-What CTranslate2 calls a weight is said once, where models are written (`sightline.interop.ctranslate2`): here the same
-words name the arrays of a new model, and the numbers of the file are put into them. Weights that were rounded to int8
+What CTranslate2 calls a weight is said once, where models are written (`sightline.backends.ctranslate2_format`): here
+the same words name the arrays of a new model, and the numbers of the file are put into them. Weights that were rounded to int8
 or int16 come in as the numbers they stand for, so that what is computed is what CTranslate2 computes in float32.
 
 A file is taken apart by hand, and nothing in it is trusted: no length without the bytes for it, no name that is not
@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sightline.backends.ctranslate2_format import ACTIVATIONS, library, new_name, spec_of
 from sightline.config import ModelConfig, PositionsConfig
 from sightline.errors import CheckpointError, ConfigError
-from sightline.interop.ctranslate2 import ACTIVATIONS, library, new_name, spec_of
 from sightline.interop.numbers import adopted
 from sightline.model.transformer import EncoderDecoder, sinusoids
 from sightline.text.tokenizer import Tokenizer

@@ -8,12 +8,13 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from sightline.backends.ctranslate2 import CTranslate2Search
+from sightline.backends.ctranslate2_format import SHORTLIST, convert
 from sightline.checkpoint import writing_folder
 from sightline.config import SearchConfig
 from sightline.data.builtin import generate
 from sightline.errors import CheckpointError, ConfigError
 from sightline.interop import onnx
-from sightline.interop.ctranslate2 import SHORTLIST, CTranslate2Search, convert
 from sightline.interop.hugging_face import library
 from sightline.interop.hugging_face_files import quiet, write_hugging_face
 from sightline.model.transformer import EncoderDecoder

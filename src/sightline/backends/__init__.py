@@ -1,0 +1,1 @@
+"""Backends: the libraries that compute a search."""

@@ -1,0 +1,250 @@
+"""CTranslate2's format: our models as folders that the library CTranslate2 runs, with their shortlists.
+
+The files hold the same numbers as the model, or rounded to int8. Ids are the same as well: a token of CTranslate2's
+vocabulary is the piece that ours has for the id. So the folder also serves programs that know CTranslate2 alone (a
+source ends in the end token, unless the model says source_end = false).
+"""
+
+import contextlib
+import importlib
+from collections.abc import Container, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sightline.checkpoint import write_whole, writing_folder
+from sightline.config import ModelConfig, StackConfig
+from sightline.errors import CheckpointError, ConfigError, InputError
+from sightline.folders import lock, made_from
+from sightline.model.transformer import EncoderDecoder, FeedForward, MultiHeadAttention, Residual, Stack
+from sightline.special import END, START, UNKNOWN
+from sightline.text.shortlist import Shortlist
+from sightline.text.tokenizer import Tokenizer
+
+__all__ = [
+    "ACTIVATIONS",
+    "SHORTLIST",
+    "Precision",
+    "beside",
+    "convert",
+    "library",
+    "new_name",
+    "save_shortlist",
+    "spec_of",
+]
+
+SHORTLIST = "vmap.txt"
+"""The file of a shortlist, by CTranslate2's name and in its format: a source token, a tab, the targets it allows. In
+the first line, without a source, stand those that may always come."""
+Precision = Literal["float32", "int8"]
+
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh", "swish": "SWISH", "swiglu": "SWISH"}
+
+
+def library() -> Any:
+    """The package itself."""
+    try:
+        return importlib.import_module("ctranslate2")
+    except ImportError:
+        raise InputError("this needs the package ctranslate2; pip install ctranslate2 brings it.") from None
+
+
+def beside(path: Path, model: EncoderDecoder, tokenizer: Tokenizer, precision: Precision = "float32") -> Path:
+    """The converted model beside a model's own files (of a shipped one, in the user's cache), one for each precision,
+    made when it is first asked for, and anew when the weights are others. Where nothing can be written, it is a
+    CheckpointError."""
+    folder = made_from(path) / ("ctranslate2" if precision == "float32" else f"ctranslate2-{precision}")
+    weights = (path / "model.safetensors").stat()
+    stamp = f"{weights.st_size} {weights.st_mtime_ns}"
+    mark = folder / "made-from.txt"
+    if _says(mark, stamp):
+        return folder
+    with _alone(folder):
+        if not _says(mark, stamp):  # nobody made it while we waited
+            convert(model, tokenizer, folder, quantization=precision)
+            mark.write_text(stamp, "utf-8")
+    return folder
+
+
+def _says(file: Path, text: str) -> bool:
+    try:
+        return file.read_text("utf-8") == text
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Of several who want to make a folder at the same time, one after the other."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(folder.with_name(f".{folder.name}.lock").open("ab"))
+        except OSError as error:
+            raise CheckpointError(f"{folder}: the model cannot be written: {error.strerror}.") from None
+        lock(file, wait=True)
+        yield
+
+
+def convert(
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    folder: Path | str,
+    *,
+    quantization: Precision = "float32",
+) -> None:
+    """Write a model in CTranslate2's format, its vocabulary beside it. The folder is there whole or not at all; an
+    older one of this kind is replaced."""
+    specs, folder, config = library().specs, Path(folder).absolute(), model.config
+    _refuse(config)
+    for side, size in ((tokenizer, config.vocab_size), (tokenizer.source, config.source_vocab_size)):
+        if side.size > (size or config.vocab_size):
+            raise InputError(f"a vocabulary of {side.size} does not fit a model of {config.vocab_size} tokens.")
+    source = _names(tokenizer.source, config.source_vocab_size or config.vocab_size)
+    with writing_folder(folder, "model.bin", "converted") as draft:
+        spec = spec_of(specs, model)
+        _tell(spec, config, source, _names(tokenizer, config.vocab_size))
+        spec.validate()
+        for variable in spec.variables().values():  # copies, as weights are rounded in place
+            variable.array = variable.array.copy()
+        spec.optimize(quantization=quantization)
+        spec.save(str(draft))
+        for name, data in tokenizer.files.items():
+            (draft / name).write_bytes(data)
+
+
+def save_shortlist(shortlist: Shortlist, tokenizer: Tokenizer, folder: Path | str) -> None:
+    """Write a shortlist beside a model. A token with blanks in its name has no place in the format, and is left out."""
+    names, path = _names(tokenizer, tokenizer.size), Path(folder) / SHORTLIST
+    plain = [_plain(name) for name in names]
+    rows = [("", shortlist.always.tolist())]
+    sources = enumerate(_names(tokenizer.source, tokenizer.source.size))
+    rows += [(name, shortlist.of(i)) for i, name in sources if _plain(name) and shortlist.of(i)]
+    text = "".join(f"{name}\t{' '.join(names[i] for i in allowed if plain[i])}\n" for name, allowed in rows)
+    try:
+        write_whole(path.parent, {path.name: text.encode()})
+    except OSError as error:
+        raise CheckpointError(f"{path}: the shortlist cannot be written: {error.strerror}.") from None
+
+
+def _plain(name: str) -> bool:
+    return name.split() == [name]
+
+
+def _refuse(config: ModelConfig) -> None:
+    if config.architecture != "encoder-decoder":
+        raise ConfigError(
+            f'architecture = "{config.architecture}" cannot be converted for CTranslate2; only "encoder-decoder" can.'
+        )
+    if config.positions.kind == "rotary" and config.positions.frequencies != "paper":
+        raise ConfigError(
+            f'positions.frequencies = "{config.positions.frequencies}" cannot be converted for CTranslate2 where '
+            'positions are rotary; only "paper" can.'
+        )
+
+
+def spec_of(specs: Any, model: EncoderDecoder) -> Any:
+    """A model in CTranslate2's words. Where the weights are in float32 on the processor, its arrays are those of the
+    model: what is written into them is written into the model."""
+    config, kinds = model.config, specs.transformer_spec
+    activation = getattr(specs.Activation, ACTIVATIONS[config.activation])
+    spec = specs.TransformerSpec(
+        _stack(kinds.TransformerEncoderSpec, model.encoder, config, config.encoder, activation),
+        _stack(kinds.TransformerDecoderSpec, model.decoder, config, config.decoder, activation),
+    )
+    spec.encoder.embeddings[0].weight = _array(model.encoder.embedding.tokens.weight)
+    spec.decoder.embeddings.weight = _array(model.decoder.embedding.tokens.weight)
+    _linear(spec.decoder.projection, model.classifier)
+    for theirs, layer in zip(spec.decoder.layer, model.decoder.layers, strict=True):
+        cross = layer.cross_attention
+        _attention(theirs.attention, [cross.query, cross.key_value], cross, layer.cross_attention_residual)
+    return spec
+
+
+def _tell(spec: Any, config: ModelConfig, source: list[str], names: list[str]) -> None:
+    """What is written beside the weights."""
+    spec.register_source_vocabulary(source)
+    spec.register_target_vocabulary(names)
+    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = names[UNKNOWN], names[START], names[END]
+    spec.config.decoder_start_token = names[START]
+    spec.config.layer_norm_epsilon = config.norm_epsilon
+    about = {"max_length": config.positions.max_length, "source_end": config.source_end}
+    spec.config.add_attribute("sightline", about)
+
+
+def _stack(make: Any, stack: Stack, config: ModelConfig, size: StackConfig, activation: Any) -> Any:
+    """What encoder and decoder both have."""
+    spec = make(
+        size.layers,
+        size.heads,
+        pre_norm=True,  # only so may we say whether there is a final norm
+        no_final_norm=not config.has_final_norm,
+        activation=activation,
+        layernorm_embedding=config.embedding_norm,
+        ffn_glu=config.activation == "swiglu",
+        rotary_dim=config.d_model // size.heads if config.positions.kind == "rotary" else None,
+        rotary_interleave=False,
+        rotary_base=config.positions.max_timescale,
+    )
+    spec.pre_norm = config.norm == "pre"
+    spec.scale_embeddings = config.scale_embedding
+    if config.positions.kind != "rotary":
+        positions = stack.embedding.positions  # without a table, CTranslate2 would take sinusoids of its own
+        zeros = np.zeros((config.positions.max_length, config.d_model), np.float32)
+        spec.position_encodings.encodings = zeros if positions is None else _array(positions.table)
+    if config.embedding_norm:
+        _norm(spec.layernorm_embedding, stack.embedding.norm)
+    if config.has_final_norm:
+        _norm(spec.layer_norm, stack.norm)
+    for theirs, layer in zip(spec.layer, stack.layers, strict=True):
+        own = layer.self_attention
+        _attention(theirs.self_attention, [own.query_key_value], own, layer.self_attention_residual)
+        _feed_forward(theirs.ffn, layer.feed_forward, layer.feed_forward_residual)
+    return spec
+
+
+def _attention(spec: Any, inputs: list[nn.Linear], ours: MultiHeadAttention, residual: Residual) -> None:
+    for theirs, linear in zip(spec.linear, [*inputs, ours.output], strict=True):
+        _linear(theirs, linear)
+    _norm(spec.layer_norm, residual.norm)
+
+
+def _feed_forward(spec: Any, ours: FeedForward, residual: Residual) -> None:
+    inner = [spec.linear_0, spec.linear_0_noact] if hasattr(spec, "linear_0_noact") else [spec.linear_0]
+    for i, theirs in enumerate(inner):  # of two, ours has the gate above the value
+        theirs.weight = _array(ours.inner.weight.chunk(len(inner))[i])
+        theirs.bias = _array(ours.inner.bias.chunk(len(inner))[i])
+    _linear(spec.linear_1, ours.outer)
+    _norm(spec.layer_norm, residual.norm)
+
+
+def _linear(spec: Any, ours: nn.Linear) -> None:
+    spec.weight = _array(ours.weight)
+    if ours.bias is not None:
+        spec.bias = _array(ours.bias)
+
+
+def _norm(spec: Any, ours: Any) -> None:
+    spec.gamma, spec.beta = _array(ours.weight), _array(ours.bias)
+
+
+def _array(weight: Tensor) -> NDArray[np.float32]:
+    return weight.detach().float().cpu().numpy()
+
+
+def _names(tokenizer: Tokenizer, size: int) -> list[str]:
+    """A name for every id, each another: GPT-2 has one piece for start and end, and models have ids without a piece."""
+    names: dict[str, None] = {}
+    for i, piece in enumerate([*tokenizer.all_pieces(), *[""] * (size - tokenizer.size)]):
+        names[new_name(piece or f"<{i}>", names)] = None
+    return list(names)
+
+
+def new_name(name: str, known: Container[str]) -> str:
+    """A name that is not known, as near to this as can be."""
+    while name in known:
+        name += "'"
+    return name
