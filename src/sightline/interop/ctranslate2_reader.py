@@ -1,8 +1,9 @@
 """Models in CTranslate2's format as Sightline models, and the packages of Argos Translate, which are made of them.
 
 What CTranslate2 calls a weight is said once, where models are written (`sightline.backends.ctranslate2_format`): here
-the same words name the arrays of a new model, and the numbers of the file are put into them. Weights that were rounded to int8
-or int16 come in as the numbers they stand for, so that what is computed is what CTranslate2 computes in float32.
+the same words name the arrays of a new model, and the numbers of the file are put into them. Weights that were rounded
+to int8 or int16 come in as the numbers they stand for, so that what is computed is what CTranslate2 computes in
+float32.
 
 A file is taken apart by hand, and nothing in it is trusted: no length without the bytes for it, no name that is not
 known, no field that means something we do not compute. Of a package only the files that are needed are read, in memory;
