@@ -1,5 +1,5 @@
 """The same sentence gives the same answer, whatever its neighbours: the same sentences one by one, in batches of
-several sizes, shuffled, padded and packed.
+several sizes, shuffled.
 
     python benchmarks/neighbours.py MODEL --pairs PAIRS.tsv
 
@@ -57,13 +57,13 @@ def main() -> None:
     for beams in options.beams:
         config = SearchConfig(beams=beams)
         alone = [find(ours, [source], config)[0][0] for source in sources]
-        for size, packed in itertools.product(options.batches, (False, True)):
+        for size in options.batches:
             began = time.perf_counter()
             order = random.Random(size).sample(range(len(sources)), len(sources))
             found: dict[int, Any] = {}
             for start in range(0, len(order), size):
                 batch = order[start : start + size]
-                answers = find(ours, [sources[i] for i in batch], config, budget=10**6, packed=packed)
+                answers = find(ours, [sources[i] for i in batch], config, budget=10**6)
                 found |= dict(zip(batch, (best for best, *_ in answers), strict=True))
             apart = [
                 abs(sum(found[i].log_probs) - sum(one.log_probs))
@@ -73,7 +73,6 @@ def main() -> None:
             row = {
                 "beams": beams,
                 "batch": size,
-                "layout": "packed" if packed else "padded",
                 "sentences": len(sources),
                 "other answers than alone": sum(found[i].ids != one.ids for i, one in enumerate(alone)),
                 "log-probabilities apart at most": float(f"{max(apart):.1e}"),

@@ -20,7 +20,7 @@ from sightline.data.feed import Feed, Place, Update
 from sightline.data.store import prepare
 from sightline.errors import TraceError
 from sightline.model.kernels import Dropout, keep, share_keys
-from sightline.model.mask import SharedRows
+from sightline.model.mask import PackedRows
 from sightline.text.tokenizer import Tokenizer
 from sightline.trace.record import tracing
 from sightline.train.step import Step
@@ -118,8 +118,8 @@ def training_steps(r_drop: float, optimizer: str, tolerance: float) -> None:
         learning_rate=1e-3, schedule="constant", optimizer=optimizer, epsilon=1e-2, clip=1.0, ema=0.9, **both
     )
     source, target = torch.randint(4, 41, (6, 16), device="cpu"), torch.randint(4, 41, (6, 16), device="cpu")
-    layout = SharedRows(torch.arange(16).expand(6, 16) // 8, torch.arange(16).expand(6, 16) % 8)
-    layout = SharedRows(*(part.cpu().contiguous() for part in layout))
+    layout = PackedRows(torch.arange(16).expand(6, 16) // 8, torch.arange(16).expand(6, 16) % 8)
+    layout = PackedRows(*(part.cpu().contiguous() for part in layout))
     batch = Batch(source, layout, target, target, layout, 96)
     weights = []
     for fast in (False, True):

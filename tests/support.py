@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sightline.config import ModelConfig
 from sightline.errors import SightlineError
-from sightline.model.mask import Packing
+from sightline.model.mask import PackedRows
 from sightline.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Model, build
 from sightline.special import END, START
 
@@ -90,8 +90,11 @@ def pad(sentences: list[Tensor]) -> tuple[Tensor, Tensor]:
     return rows, layout
 
 
-def packed(sentences: list[Tensor]) -> tuple[Tensor, Packing]:
-    return torch.cat(sentences)[None], Packing.of([len(s) for s in sentences])
+def packed(sentences: list[Tensor]) -> tuple[Tensor, PackedRows]:
+    """All sentences in one row."""
+    numbers = [torch.full((len(s),), i) for i, s in enumerate(sentences)]
+    positions = [torch.arange(len(s)) for s in sentences]
+    return torch.cat(sentences)[None], PackedRows(torch.cat(numbers)[None], torch.cat(positions)[None])
 
 
 ANY = object()

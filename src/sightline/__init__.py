@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from sightline.checkpoint import load_model, save_model
     from sightline.config import ModelConfig, SearchConfig
     from sightline.engine import Engine, load
-    from sightline.model.mask import Packing
+    from sightline.model.mask import PackedRows
     from sightline.model.transformer import build
     from sightline.trace.record import tracing
     from sightline.trace.what_if import what_if
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Engine",
     "ModelConfig",
-    "Packing",
+    "PackedRows",
     "SearchConfig",
     "build",
     "load",
@@ -34,7 +34,7 @@ __all__ = [
 _HOME = {
     "Engine": "sightline.engine",
     "ModelConfig": "sightline.config",
-    "Packing": "sightline.model.mask",
+    "PackedRows": "sightline.model.mask",
     "SearchConfig": "sightline.config",
     "build": "sightline.model.transformer",
     "load": "sightline.engine",

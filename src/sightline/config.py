@@ -219,9 +219,9 @@ class TrainConfig(Options):
     """Tokens of each side in one batch, on each device; auto finds how many the device's memory holds."""
     accumulate: Size = 1
     """Batches whose gradients are summed before one update."""
-    rows: Literal["auto", "padded", "packed", "shared"] = "auto"
-    """padded: sentences of like length, each in a row of its own; packed: all in one row; shared: several in each of
-    many rows of one length, so that all batches have one shape. auto: shared on a GPU, else padded."""
+    rows: Literal["auto", "padded", "shared"] = "auto"
+    """padded: sentences of similar length, one per row; shared: sentences packed into rows of a fixed length, so that
+    all batches have one shape. auto: shared on a GPU, else padded."""
     optimizer: Literal["adam", "adamw", "muon"] = "adam"
     """adam (the paper's); adamw: weight decay apart from the gradient; muon: matrices are moved by orthogonal updates,
     everything else by adamw."""

@@ -85,17 +85,6 @@ def test_prompts_of_unequal_length(variant):
 
 
 @torch.no_grad()
-def test_a_packed_source_can_be_decoded_from():
-    model = translator()
-    sentences = [ids(4), ids(7), ids(2)]
-    rows, packing = packed(sentences)
-    padded, layout = pad(sentences)
-    target = ids(3, 5)
-    cache = model.new_cache(model.encoder(rows, packing), packing, capacity=5)
-    assert difference(model.step(target, cache), model(padded, target, layout)) <= 1e-5
-
-
-@torch.no_grad()
 def test_the_caller_owns_all_state():
     model = translator()
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -1,10 +1,10 @@
-"""On a GPU: torch's fused and variable-length kernels give what the spelled-out equation gives."""
+"""On a GPU: torch's fused kernels give what the spelled-out equation gives."""
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sightline.model.mask import Mask, Packing
+from sightline.model.mask import Mask, PackedRows
 from sightline.model.transformer import Attend
 from sightline.trace.record import tracing
 from sightline.trace.steps import spell_out
@@ -27,14 +27,13 @@ def test_padded_packed_cached_and_alone(variant, dtype):
     others: the truth being the same model in float32."""
     model = translator(variant).cuda()
     sources, targets = [ids(n).cuda() for n in (5, 2, 9)], [ids(n).cuda() for n in (3, 8, 1)]
-    (source, layout), (target, _) = pad(sources), pad(targets)
-    source, layout, target = source.cuda(), layout.cuda(), target.cuda()
+    source, layout, target, there = (part.cuda() for side in (sources, targets) for part in pad(side))
     exact = torch.cat([model(s[None], t[None])[0] for s, t in zip(sources, targets, strict=True)])
     model = model.to(dtype)
     alone = torch.cat([model(s[None], t[None])[0] for s, t in zip(sources, targets, strict=True)])
-    packings = [Packing.of([len(s) for s in side], "cuda") for side in (sources, targets)]
-    packs = model(packed(sources)[0], packed(targets)[0], *packings)[0]
-    there = packings[1].tokens
+    (row, packing), (target_row, target_packing) = packed(sources), packed(targets)
+    layouts = (PackedRows(*(part.cuda() for part in both)) for both in (packing, target_packing))
+    packs = model(row, target_row, *layouts)[0]
     padded = model(source, target, layout)[there]
     cache = model.new_cache(model.encoder(source, layout), layout, capacity=8)
     cached = torch.cat([model.step(target[:, i : i + 1], cache) for i in range(8)], 1)[there]
@@ -52,17 +51,15 @@ def test_padded_packed_cached_and_alone(variant, dtype):
 
 @pytest.mark.parametrize("dtype", PRECISION)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("backend", ["padded", "packed"])
-def test_attention_and_its_gradients(dtype, causal, backend):
+def test_attention_and_its_gradients(dtype, causal):
     lengths = [5, 17, 1, 40]
-    packing = Packing.of(lengths, "cuda")
+    sentence = torch.arange(len(lengths), device="cuda").repeat_interleave(torch.tensor(lengths, device="cuda"))[None]
     q, k, v = (torch.randn(1, 4, sum(lengths), 64, device="cuda", dtype=dtype).requires_grad_() for _ in range(3))
-    mask = Mask(None, causal, (packing, packing))
+    layout = PackedRows(sentence, sentence)
+    mask = Mask.of(layout, layout, causal=causal)
     exact = spell_out(q.double().float(), k.float(), v.float(), mask).z
     upstream = torch.randn_like(exact)
     expected = torch.autograd.grad(exact, (q, k, v), upstream)
-    if backend == "padded":
-        mask = Mask(mask.dense(q.shape[2], k.shape[2], q.device))
     z = Attend(0.0)(q, k, v, mask)
     assert difference(z.float(), exact) <= PRECISION[dtype]
     for gradient, other in zip(torch.autograd.grad(z, (q, k, v), upstream.to(dtype)), expected, strict=True):
@@ -95,7 +92,8 @@ def test_a_query_that_may_look_nowhere_gets_zeros_and_sends_no_gradient(dtype, k
 @torch.no_grad()
 def test_traced_is_bit_identical(dtype):
     model = writer().cuda().to(dtype)
-    row, packing = ids(1, 9).cuda(), Packing.of([4, 5], "cuda")
+    row, packing = packed([ids(4).cuda(), ids(5).cuda()])
+    packing = PackedRows(*(part.cuda() for part in packing))
     plain = model(row, packing)
     with tracing(model) as trace:
         assert torch.equal(model(row, packing), plain)

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.data.batches import collate, collate_packed, collate_shared, plan_shared
+from sightline.data.batches import collate, collate_shared, plan_shared
 from sightline.data.builtin import generate
 from sightline.data.corpus import Dialogue, Table, Text
 from sightline.data.store import prepare, prepare_dialogues, prepare_texts
-from sightline.model.mask import SharedRows
+from sightline.model.mask import PackedRows
 from sightline.special import END, PAD, START
 from sightline.text.tokenizer import Tokenizer
 from sightline.train.step import Objective, hidden
@@ -50,11 +50,11 @@ def stores(tmp_path_factory):
 
 
 def rows_of(store, chosen, budget):
-    """The same sentences in three ways, batch by batch."""
+    """The same sentences in two ways, batch by batch."""
     target = store.target.lengths
     source = target if store.source is None else store.source.lengths
     for shared in plan_shared(source, target, budget, 0, 0, np.array(chosen)):
-        yield collate_shared(store, shared), collate(store, shared.pairs), collate_packed(store, shared.pairs)
+        yield collate_shared(store, shared), collate(store, shared.pairs)
 
 
 def exercise(kind, batch):
@@ -65,7 +65,7 @@ def exercise(kind, batch):
 def tokens(batch):
     """The cells of the target that are tokens, sentence by sentence."""
     row, column = (batch.target_in != PAD).nonzero(as_tuple=True)
-    if isinstance(batch.target_layout, SharedRows):
+    if isinstance(batch.target_layout, PackedRows):
         order = np.lexsort((batch.target_layout.position[row, column], batch.target_layout.sentence[row, column]))
         row, column = row[order], column[order]
     return row, column
@@ -85,31 +85,30 @@ def close(one, other):
 @pytest.mark.parametrize("kind", MODELS)
 @settings(max_examples=5)
 @given(data=st.data(), budget=st.sampled_from([128, 192, 512]), seed=st.integers(0, 10**6))
-def test_shared_equals_padded_equals_packed(kind, stores, data, budget, seed):
+def test_packed_equals_padded(kind, stores, data, budget, seed):
     make, variant = MODELS[kind]
     store = stores[kind]
     chosen = data.draw(st.lists(st.integers(0, len(store) - 1), min_size=1, max_size=14))
     torch.manual_seed(seed)
     model = make(variant, **SIZE)
     for batches in rows_of(store, chosen, budget):
-        shared, *others = (exercise(kind, batch) for batch in batches)
+        shared, other = (exercise(kind, batch) for batch in batches)
         found = model.classifier(hidden(model, shared))[tokens(shared)]
         loss, gradients = loss_and_gradients(model, shared)
-        for other in others:
-            assert other.tokens == shared.tokens
-            assert close(model.classifier(hidden(model, other))[tokens(other)], found)
-            assert torch.equal(other.target_out[tokens(other)], shared.target_out[tokens(shared)])
-            other_loss, other_gradients = loss_and_gradients(model, other)
-            assert close(other_loss.smoothed, loss.smoothed)
-            assert close(other_loss.nll, loss.nll)
-            assert all(close(a, b) for a, b in zip(other_gradients, gradients, strict=True))
+        assert other.tokens == shared.tokens
+        assert close(model.classifier(hidden(model, other))[tokens(other)], found)
+        assert torch.equal(other.target_out[tokens(other)], shared.target_out[tokens(shared)])
+        other_loss, other_gradients = loss_and_gradients(model, other)
+        assert close(other_loss.smoothed, loss.smoothed)
+        assert close(other_loss.nll, loss.nll)
+        assert all(close(a, b) for a, b in zip(other_gradients, gradients, strict=True))
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_blanks_never_matter(kind, stores):
     make, variant = MODELS[kind]
     model = make(variant, **SIZE)
-    for shared, _, _ in rows_of(stores[kind], range(15), 256):
+    for shared, _ in rows_of(stores[kind], range(15), 256):
         batch = exercise(kind, shared)
 
         def scribbled(ids):
@@ -124,7 +123,7 @@ def test_blanks_never_matter(kind, stores):
             assert difference(a, b) <= 1e-6 * max(1.0, a.abs().max().item())
 
 
-@pytest.mark.parametrize("place", [0, 1, 2], ids=["shared", "padded", "packed"])
+@pytest.mark.parametrize("place", [0, 1], ids=["packed", "padded"])
 def test_only_replies_count(place, stores):
     """Every token of a reply and the END behind it; nothing that the user said, and nothing behind the last turn."""
     store = stores["dialogues"]
@@ -144,7 +143,7 @@ def test_only_replies_count(place, stores):
         assert batch.tokens == sum(token != PAD for token in found)
 
 
-@pytest.mark.parametrize("place", [0, 1, 2], ids=["shared", "padded", "packed"])
+@pytest.mark.parametrize("place", [0, 1], ids=["packed", "padded"])
 def test_a_piece_of_a_text_is_not_taught_to_end_where_it_was_cut(place, stores):
     store = stores["text"]
     for batches in rows_of(store, range(len(store)), 512):
@@ -158,7 +157,7 @@ def test_a_piece_of_a_text_is_not_taught_to_end_where_it_was_cut(place, stores):
 
 def test_twice_is_two_passes_in_one(stores):
     model = translator(**SIZE)
-    for batch in next(rows_of(stores["pairs"], range(12), 512))[:2]:
+    for batch in next(rows_of(stores["pairs"], range(12), 512)):
         both = batch.twice()
         one, other = hidden(model, both).chunk(2)
         assert difference(one, other) <= 1e-6

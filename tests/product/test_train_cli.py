@@ -46,7 +46,7 @@ KINDS = {
         *("--valid-source", "a.en", "--valid-target", "a.de", "--config", "options.toml"),
         *options("train.steps=2"),
     ],
-    "jsonl": ["--pairs", "a.jsonl*2", "--config", "options.toml", *options("train.rows=packed")],
+    "jsonl": ["--pairs", "a.jsonl*2", "--config", "options.toml", *options("train.rows=shared")],
     "text": ["--text", "a.txt", "--valid", "a.txt", "--config", "decoder-only.toml"],
     "dialogue": ["--dialogue", "talk.jsonl", "--config", "decoder-only.toml", *options("train.rows=shared")],
     "masked words": ["--text", "a.txt", "--valid", "a.txt", "--config", "encoder-only.toml"],

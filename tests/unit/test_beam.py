@@ -17,9 +17,9 @@ from sightline.trace.record import tracing
 from support import VARIANTS, all_scores, model_of
 
 
-def search_all(model, sources, *, beams=1, length_penalty=1.0, budget=8192, packed=False, **more):
+def search_all(model, sources, *, beams=1, length_penalty=1.0, budget=8192, **more):
     config = SearchConfig(beams=beams, length_penalty=length_penalty, **more)
-    return [best for best, *_ in find(model, sources, config, budget=budget, packed=packed)]
+    return [best for best, *_ in find(model, sources, config, budget=budget)]
 
 
 WORDS = range(UNKNOWN + 1, 41)
@@ -75,10 +75,9 @@ def test_neighbours_do_not_matter_and_scores_are_those_of_the_model(variant, sou
     together = search_all(model, sources, beams=beams, length_penalty=penalty)
     few = search_all(model, sources, beams=beams, length_penalty=penalty, budget=20)
     turned = search_all(model, sources[::-1], beams=beams, length_penalty=penalty)[::-1]
-    packed = search_all(model, sources, beams=beams, length_penalty=penalty, packed=True)
     for i, source in enumerate(sources):
         (alone,) = search_all(model, [source], beams=beams, length_penalty=penalty)
-        for found in (together[i], few[i], turned[i], packed[i]):
+        for found in (together[i], few[i], turned[i]):
             assert found.ids == alone.ids
             assert found.score == pytest.approx(alone.score, abs=1e-5)
         assert len(alone.ids) < 2 * (len(source) + 1) + 10

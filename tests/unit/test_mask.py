@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sightline.model.mask import Mask, Packing
+from sightline.model.mask import Mask, PackedRows
 from sightline.model.transformer import Attend
 from support import ids, translator
 
@@ -44,8 +44,9 @@ def test_the_conditions_hold_together():
         [False, True, False],
         [False, True, True],
     ]
-    both = (Packing.of([2, 1]), Packing.of([2, 1]))
-    assert Mask(None, True, both).dense(3, 3, CPU)[0, 0].tolist() == [
+    sentence = torch.tensor([[0, 0, 1]])
+    packed = PackedRows(sentence, sentence)
+    assert Mask.of(packed, packed, causal=True).dense(3, 3, CPU)[0, 0].tolist() == [
         [True, False, False],
         [True, True, False],
         [False, False, True],
@@ -80,16 +81,6 @@ def test_a_whole_model_survives_an_empty_sentence():
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_packing():
-    packing = Packing.of([2, 3, 1])
-    assert packing.starts.tolist() == [0, 2, 5, 6]
-    assert packing.longest == 3
-    assert packing.sentence.tolist() == [0, 0, 1, 1, 1, 2]
-    assert packing.position.tolist() == [0, 1, 0, 1, 2, 0]
-    assert packing.tokens.tolist() == [[True, True, False], [True, True, True], [True, False, False]]
-    assert packing.unpack(torch.tensor([1, 2, 3, 4, 5, 6])).tolist() == [[1, 2, 0], [3, 4, 5], [6, 0, 0]]
-
-
 def test_on_devices_whose_kernels_cannot_be_trusted_a_blind_query_looks_everywhere_and_is_blanked():
     allowed = torch.tensor([[True, False], [False, False]])[None, None]
     for_kernel, blind = Mask(allowed).for_kernel(2, 2, torch.device("cuda"))
@@ -97,10 +88,3 @@ def test_on_devices_whose_kernels_cannot_be_trusted_a_blind_query_looks_everywhe
     assert blind.tolist() == [[[[False], [True]]]]
     assert Mask(allowed).for_kernel(2, 2, CPU)[1] is None
     assert Mask(allowed, sighted=True).for_kernel(2, 2, torch.device("cuda"))[1] is None
-
-
-def test_a_packing_moves():
-    packing = Packing.of([2, 3, 1])
-    assert all(torch.equal(a, b) for a, b in zip(packing.to("cpu")[2:], packing[2:], strict=True))
-    assert packing.to("meta").starts.device.type == "meta"
-    assert packing.to("meta").longest == 3

@@ -10,7 +10,7 @@ import torch
 from sightline.errors import InputError, TraceError
 from sightline.trace.record import tracing
 from sightline.trace.what_if import PARTS, what_if
-from support import difference, every_variant, hooks, ids, packed, pad, reader, translator, writer
+from support import difference, every_variant, hooks, ids, pad, reader, translator, writer
 
 SELF = "encoder.layers.1.self_attention"
 MASKED = "decoder.layers.1.self_attention"
@@ -109,16 +109,6 @@ def test_edits_hold_through_a_cache_with_beams_as_in_the_full_pass():
         cache = model.new_cache(model.encoder(source, layout), layout, capacity=5, beams=3)
         steps = torch.cat([model.step(target[:, i : i + 1], cache) for i in range(5)], 1)
     assert difference(steps, full) <= 1e-5 * max(1.0, full.abs().max().item())
-
-
-@torch.no_grad()
-def test_a_cell_of_each_packed_sentence():
-    model = translator()
-    sources, targets = [ids(4), ids(6)], [ids(5), ids(3)]
-    with what_if(model, set_attention={CROSS: {(0, 2, 3): 1.0}}):
-        packs = model(packed(sources)[0], packed(targets)[0], packed(sources)[1], packed(targets)[1])[0].split([5, 3])
-        for i in range(2):
-            assert difference(packs[i], model(sources[i][None], targets[i][None])[0]) <= 1e-5
 
 
 @torch.no_grad()

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from sightline.data.store import Side, Store
 from sightline.errors import InputError
-from sightline.model.mask import Packing, SharedRows
+from sightline.model.mask import PackedRows
 from sightline.special import END, PAD, START, UNKNOWN
 
-__all__ = ["Batch", "Shared", "collate", "collate_packed", "collate_shared", "mask_words", "plan", "plan_shared"]
+__all__ = ["Batch", "Shared", "collate", "collate_shared", "mask_words", "plan", "plan_shared"]
 
 WINDOW = 100_000
 """Sentences are sorted by length within windows of so many, in an order that is shuffled first."""
@@ -150,10 +150,10 @@ class Batch(NamedTuple):
     decoder reads `target_in`, a model without an encoder has no source."""
 
     source: Tensor | None
-    source_layout: Tensor | Packing | SharedRows | None
+    source_layout: Tensor | PackedRows | None
     target_in: Tensor
     target_out: Tensor
-    target_layout: Tensor | Packing | SharedRows | None
+    target_layout: Tensor | PackedRows | None
     tokens: int
     """Target tokens that count in the loss: all but padding."""
 
@@ -168,7 +168,7 @@ class Batch(NamedTuple):
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         def changed(value: Any) -> Any:
-            if isinstance(value, Packing | SharedRows):
+            if isinstance(value, PackedRows):
                 return type(value)(*map(changed, value))
             return change(value) if isinstance(value, Tensor) else value
 
@@ -176,13 +176,11 @@ class Batch(NamedTuple):
 
     def twice(self) -> "Batch":
         """All rows two times, for two passes in one."""
-        if isinstance(self.target_layout, Packing):
-            raise InputError("a packed row cannot be passed twice; choose train.rows = padded or shared.")
         return self._each(lambda tensor: torch.cat([tensor, tensor]))._replace(tokens=2 * self.tokens)
 
     def tensors(self) -> list[Tensor]:
         """All tensors in it, in a fixed order."""
-        parts = [part for value in self for part in (value if isinstance(value, Packing | SharedRows) else [value])]
+        parts = [part for value in self for part in (value if isinstance(value, PackedRows) else [value])]
         return [part for part in parts if isinstance(part, Tensor)]
 
 
@@ -231,27 +229,6 @@ def collate_shared(store: Store, shared: Shared) -> Batch:
     )
 
 
-def collate_packed(store: Store, indices: Sequence[int] | Ints) -> Batch:
-    """All sentences end to end in one row, no padding."""
-    pairs = np.asarray(indices, np.int64)
-    into = np.zeros(len(pairs), np.int64)
-    source = None if store.source is None else _Cells(*store.source.take(pairs), into, 1)
-    target = _Cells(*store.target.take(pairs), into, 1)
-    return _count(
-        store,
-        target,
-        pairs,
-        Batch(
-            source=None if source is None else source.rows(source.ids, last=END),
-            source_layout=None if source is None else Packing.of(source.sizes.tolist()),
-            target_in=target.rows(target.ids, first=START),
-            target_out=target.rows(target.ids, last=END),
-            target_layout=Packing.of(target.sizes.tolist()),
-            tokens=int(target.sizes.sum()),
-        ),
-    )
-
-
 class _Cells:
     """Where in the rows of a batch each token of its sentences goes."""
 
@@ -277,11 +254,11 @@ class _Cells:
         cells[self.cells[edge]] = first or last
         return torch.from_numpy(cells.reshape(self.shape))
 
-    def layout(self, blank: Ints) -> SharedRows:
+    def layout(self, blank: Ints) -> PackedRows:
         """Which sentence each cell belongs to; those that are left over belong to `blank`, for each row."""
         sentence, position = np.repeat(blank, self.length), np.zeros(self.shape[0] * self.shape[1], np.int64)
         sentence[self.cells], position[self.cells] = self.sentence, self.position
-        return SharedRows(*(torch.from_numpy(x.reshape(self.shape)) for x in (sentence, position)))
+        return PackedRows(*(torch.from_numpy(x.reshape(self.shape)) for x in (sentence, position)))
 
     def first_of_row(self) -> Ints:
         """The sentence that begins each row; -1 where a row has none."""

@@ -17,7 +17,6 @@ from sightline.data.batches import (
     Batch,
     Shared,
     collate,
-    collate_packed,
     collate_shared,
     lengths_of,
     mask_words,
@@ -29,7 +28,7 @@ from sightline.errors import InputError
 
 __all__ = ["Feed", "Place", "Update", "ahead"]
 
-Rows = Literal["padded", "packed", "shared"]
+Rows = Literal["padded", "shared"]
 Item = TypeVar("Item")
 
 
@@ -101,10 +100,7 @@ class Feed:
     def batch(self, place: Place) -> Batch:
         """The batch at a place of the stream."""
         store, chosen = self._store(place.epoch), self.plan(place.epoch)[place.batch]
-        if isinstance(chosen, Shared):
-            batch = collate_shared(store, chosen)
-        else:
-            batch = (collate_packed if self.rows == "packed" else collate)(store, chosen)
+        batch = collate_shared(store, chosen) if isinstance(chosen, Shared) else collate(store, chosen)
         return batch if self.masked is None else mask_words(batch, self.masked, [self.seed, *place])
 
     def updates(self, place: Place, accumulate: int = 1, rank: int = 0, world: int = 1) -> Iterator[Update]:
@@ -153,7 +149,7 @@ class Feed:
             if isinstance(chosen, Shared):
                 cells += 2 * chosen.rows * chosen.length
             else:
-                cells += sum(int(size.sum() if self.rows == "packed" else size.max() * len(size)) for size in sizes)
+                cells += sum(int(size.max() * len(size)) for size in sizes)
         return tokens / max(cells, 1)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sightline.config import ModelConfig
 from sightline.errors import InputError
-from sightline.model.mask import Layout, Mask, Packing, SharedRows, longest_row
+from sightline.model.mask import Layout, Mask, PackedRows, longest_row
 from sightline.model.stepwise import Reading
 
 __all__ = ["Cache", "LayerCache", "Memory"]
@@ -73,7 +73,7 @@ class Cache:
 
     def make_room(self, ids: Int[Tensor, "rows new"], layout: Layout = None) -> Int[Tensor, "rows new"]:
         """The positions that the next tokens of each row will take."""
-        if isinstance(layout, Packing | SharedRows):
+        if isinstance(layout, PackedRows):
             raise InputError("a cache has a row for each text and cannot take a packed row; pad the texts instead.")
         if len(ids) != len(self.lengths):
             raise InputError(f"the cache has {len(self.lengths)} rows, and ids of {len(ids)} rows do not fit it.")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sightline.model.fused import fits, residual_norm
-from sightline.model.mask import Mask, attend_packed
+from sightline.model.mask import Mask
 from sightline.model.stepwise import attend_rows
 
 __all__ = ["SHORT", "Dropout", "activated", "add_and_norm", "attend", "for_few_rows", "narrow", "share_keys"]
@@ -36,8 +36,6 @@ def attend(
 ) -> Float[Tensor, "batch heads query d_k"]:
     """softmax(q·kᵀ / √d_k)·v where the mask allows it, by the kernel that suits it. A query that may look nowhere gets
     zeros."""
-    if mask.packed is not None:
-        return attend_packed(q, k, v, mask.packed, mask.causal, dropout)
     if mask.reading is not None:
         return attend_rows(q, k, v, mask.reading)
     allowed, blind = mask.for_kernel(q.shape[2], k.shape[2], q.device)

@@ -20,7 +20,7 @@ from sightline.errors import InputError
 from sightline.model.cache import Cache, LayerCache, Memory
 from sightline.model.initialise import initialise
 from sightline.model.kernels import Dropout, activated, add_and_norm, attend, narrow
-from sightline.model.mask import Layout, Mask, Packing, SharedRows, SourceLayout, longest_row
+from sightline.model.mask import Layout, Mask, PackedRows, SourceLayout, longest_row
 
 __all__ = ["Attend", "DecoderOnly", "EncoderDecoder", "EncoderOnly", "Model", "build"]
 
@@ -260,7 +260,7 @@ class Stack(nn.Module):
         """0, 1, 2, ... along the row; from 0 again at each sentence of a packed row."""
         longest = longest_row(ids, layout, self.max_length)
         places = torch.arange(longest, device=ids.device)[None]
-        return layout.position.view(ids.shape) if isinstance(layout, Packing | SharedRows) else places
+        return layout.position.view(ids.shape) if isinstance(layout, PackedRows) else places
 
     def waves(self, positions: Int[Tensor, "#batch length"]) -> Waves:
         return None if self.rotary is None else self.rotary(positions)[:, None]
@@ -331,8 +331,6 @@ class EncoderDecoder(nn.Module):
         self, encoded: Vectors, layout: Layout = None, *, capacity: int, beams: int = 1, static: bool = False
     ) -> Cache:
         """An empty cache for so many hypotheses (beams) of each encoded source."""
-        if isinstance(layout, Packing):
-            encoded, layout = layout.unpack(encoded[0]), layout.tokens
         memory = self.decoder.remember(encoded, Mask.of(layout))
         return Cache(self.config, beams * len(encoded), capacity, like=encoded, static=static, memory=memory)
 

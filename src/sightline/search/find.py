@@ -61,13 +61,11 @@ def find(
     wishes: Sequence[Wish] | None = None,
     *,
     budget: int = 8192,
-    packed: bool = False,
 ) -> list[list[Hypothesis]]:
     """For every source (ids without END) its best answers, best first, in the order of the sources. Several models
-    vote. `budget`: tokens of a batch, the sources counted once for each beam. `packed`: let the encoder of our models
-    read the sources of a batch as one row, without padding."""
+    vote. `budget`: tokens of a batch, the sources counted once for each beam."""
     models = [models] if isinstance(models, EncoderDecoder) else models
-    translator = models if isinstance(models, Translator) else Models(models, packed)
+    translator = models if isinstance(models, Translator) else Models(models)
     wishes = [Wish()] * len(sources) if wishes is None else wishes
     most = translator.room - translator.source_end
     for ids in sources:
@@ -216,9 +214,9 @@ def _steps(
 class Models:
     """Our models, of which several vote, as a translator."""
 
-    def __init__(self, models: Sequence[EncoderDecoder], packed: bool = False) -> None:
+    def __init__(self, models: Sequence[EncoderDecoder]) -> None:
         weight = models[0].classifier.weight
-        self.models, self.packed = models, packed
+        self.models = models
         self.room = min(model.config.positions.max_length for model in models)
         self.device, self.source_end = weight.device, models[0].config.source_end
         self.exact = weight.dtype == torch.float32 and not torch.is_autocast_enabled(weight.device.type)
@@ -229,12 +227,11 @@ class Models:
     ) -> "Iterator[PlainSearch | RecordedSearch]":
         """Recorded where that can be; not where it asks for attention, or for words that must or must not occur."""
         watched = state.config.coverage_penalty > 0 and not state.config.sample
-        packed = self.packed and len(source) > 1  # by itself, a sentence is read in one way
-        plain = watched or packed or any(state.rules.without) or isinstance(state, ConstrainedBeams)
+        plain = watched or any(state.rules.without) or isinstance(state, ConstrainedBeams)
         stage = None if plain else stage_of(self.models)
         if stage is None:
             more = {"beams": state.config.beams, "capacity": state.rules.longest}
-            scorer = Scorer(self.models, source, **more, watched=watched, packed=packed)
+            scorer = Scorer(self.models, source, **more, watched=watched)
             yield PlainSearch(scorer, state)
             return
         try:

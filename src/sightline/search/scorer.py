@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sightline.model.mask import Layout, Packing
+from sightline.model.mask import Layout
 from sightline.model.stepwise import CHUNK
 from sightline.model.transformer import EncoderDecoder
 from sightline.special import PAD
@@ -46,14 +46,10 @@ class Scorer:
         beams: int,
         capacity: int,
         watched: bool = False,
-        packed: bool = False,
     ) -> None:
-        """`source` is padded on the right. `watched`: tell what each new token looks at. `packed`: encode it without
-        padding."""
+        """`source` is padded on the right. `watched`: tell what each new token looks at."""
         there = source != PAD
         layout: Layout = None if bool(there.all()) else there
-        if packed:
-            source, layout = source[there][None], Packing.of(there.sum(1).tolist(), source.device)
         self.models = models
         self.caches = [
             model.new_cache(model.encoder(source, layout), layout, capacity=capacity, beams=beams) for model in models

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sightline.errors import TraceError
-from sightline.model.mask import Layout, Mask, Packing, SharedRows
+from sightline.model.mask import Layout, Mask, PackedRows
 from sightline.model.transformer import (
     Attend,
     CrossAttention,
@@ -140,13 +140,12 @@ class Trace:
         """Where a sentence of the batch is: its row, and along each further axis its cells, if not all of them."""
         sides = _sides(name, entry.layouts)
         layouts = {axis: entry.layouts.get(sides[axis]) for axis in entry.axes if axis in sides}
-        if any(isinstance(layout, SharedRows) for layout in layouts.values()):
+        if any(isinstance(layout, PackedRows) for layout in layouts.values()):
             raise TraceError("sentences that share rows cannot be told apart in a trace; give each a row of its own.")
-        packing = next((layout for layout in layouts.values() if isinstance(layout, Packing)), None)
-        sentences = entry.shape[0] if packing is None else len(packing.starts) - 1
+        sentences = entry.shape[0]
         if not 0 <= index < sentences:
             raise TraceError(f"{name} has sentences 0 to {sentences - 1}, and no sentence {index}.")
-        return index if packing is None else 0, [_cells(layouts.get(axis), index) for axis in entry.axes[1:]]
+        return index, [_cells(layouts.get(axis), index) for axis in entry.axes[1:]]
 
     def _record(self, name: str, axes: tuple[str, ...], value: Tensor) -> None:
         self._entries.setdefault(name, []).append(_Entry(axes, tuple(value.shape), _keep(value), dict(self._layouts)))
@@ -460,8 +459,4 @@ def _sides(name: str, known: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _cells(layout: Layout, sentence: int) -> Tensor | None:
-    if layout is None:
-        return None
-    if isinstance(layout, Packing | SharedRows):
-        return (layout.sentence == sentence).nonzero()[:, 0]
-    return layout[sentence].nonzero()[:, 0]
+    return layout[sentence].nonzero()[:, 0] if isinstance(layout, Tensor) else None

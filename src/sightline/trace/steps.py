@@ -85,7 +85,7 @@ def _spell_out(
         even = (seen / seen.sum(-1, keepdim=True).clamp(min=1)).expand_as(probabilities)
         probabilities = probabilities.index_copy(1, torch.tensor([head], device=q.device), even[:, head : head + 1])
     for (head, query), cells in _rows(edit.cells).items():
-        row = _set_cells(probabilities[:, head], seen[:, 0], query, cells, mask, positions)
+        row = _set_cells(probabilities[:, head], seen[:, 0], query, cells, positions)
         probabilities = probabilities.index_copy(1, torch.tensor([head], device=q.device), row[:, None])
     return AttentionSteps(scores, scaled, masked, probabilities, edit.apply_factors(probabilities @ v))
 
@@ -103,14 +103,11 @@ def _set_cells(
     seen: Bool[Tensor, "#batch query key"],
     query: int,
     cells: dict[int, float],
-    mask: Mask,
     positions: Int[Tensor, "batch query"] | None,
 ) -> Float[Tensor, "batch query key"]:
     """One head's matrix with some cells of a row set; the other cells of the row share what is left, as they did."""
     rows = torch.arange(matrix.shape[1], device=matrix.device)[None] if positions is None else positions
-    columns = (
-        mask.packed[1].position if mask.packed is not None else torch.arange(matrix.shape[2], device=matrix.device)
-    )
+    columns = torch.arange(matrix.shape[2], device=matrix.device)
     here = (rows == query)[:, :, None]
     values, fixed = torch.zeros_like(matrix), torch.zeros_like(matrix, dtype=torch.bool)
     for key, value in cells.items():

@@ -7,7 +7,7 @@ import torch
 from sightline.config import Config
 from sightline.data.batches import Batch
 from sightline.data.feed import Place, Update
-from sightline.model.mask import SharedRows
+from sightline.model.mask import PackedRows
 from sightline.model.transformer import EncoderDecoder, build
 from sightline.train.step import Step
 
@@ -42,7 +42,7 @@ def _peak(config: Config, device: torch.device, tokens: int) -> int:
         model = build(config.model).to(device).train()
         step = Step(model, config.train, device, bfloat16=torch.cuda.is_bf16_supported())
         ids = torch.full((tokens // ROW, ROW), 5)
-        rows = SharedRows(torch.zeros_like(ids), torch.arange(ROW).expand_as(ids))
+        rows = PackedRows(torch.zeros_like(ids), torch.arange(ROW).expand_as(ids))
         pairs = isinstance(model, EncoderDecoder)
         batch = Batch(ids if pairs else None, rows if pairs else None, ids, ids, rows, tokens)
         for number in (1, 2):
