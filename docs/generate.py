@@ -69,7 +69,7 @@ MODULES = [
     "sightline.train.schedule",
     "sightline.train.validate",
     "sightline.train.vocabulary",
-    "sightline.train.budget",
+    "sightline.train.batch_size",
     "sightline.train.distributed",
     "sightline.train.events",
     "sightline.train.sinks",

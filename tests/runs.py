@@ -16,9 +16,9 @@ from sightline.checkpoint import last_state, load_state
 from sightline.data.builtin import generate
 from sightline.evaluate.scores import values
 from sightline.train.events import Event
-from sightline.train.loop import Run
-from sightline.train.run import Inputs, Request, train_files
-from sightline.train.sinks import Metrics, all_of
+from sightline.train.loop import RunState
+from sightline.train.run import RunOptions, TextFiles, train_files
+from sightline.train.sinks import Metrics, tee
 
 OPTIONS = """
 [model]
@@ -104,16 +104,16 @@ def train_here(
     also: Callable[[Event], None] = lambda _: None,
     tested: bool = True,
     start: Path | None = None,
-) -> Run:
+) -> RunState:
     """A run in this process, with all that the command line has but the console."""
-    inputs = Inputs(pairs=[(str(folder / "train.tsv"), 1.0)]), Inputs(pairs=[(str(folder / "dev.tsv"), 1.0)])
-    train, valid = (Inputs(), Inputs()) if resume else inputs if tested else (inputs[0], Inputs())
-    request = Request(out, train, valid, cache=folder / "cache", device="cpu", resume=resume)
+    inputs = TextFiles(pairs=[(str(folder / "train.tsv"), 1.0)]), TextFiles(pairs=[(str(folder / "dev.tsv"), 1.0)])
+    train, valid = (TextFiles(), TextFiles()) if resume else inputs if tested else (inputs[0], TextFiles())
+    run = RunOptions(out, train, valid, cache=folder / "cache", device="cpu", resume=resume)
     if not resume:
-        request = request._replace(file=str(folder / "options.toml"), sets=options, start=start and str(start))
+        run = run._replace(config=str(folder / "options.toml"), set=options, init_from=start and str(start))
     metrics = Metrics(out / "metrics.jsonl")
     try:
-        return train_files(request, all_of([metrics, also]), score=values)
+        return train_files(run, tee([metrics, also]), score=values)
     finally:
         metrics.close()
 

@@ -5,7 +5,7 @@ import fcntl
 import pytest
 
 from sightline.data.builtin import generate
-from sightline.train.run import Inputs, Request, train_files
+from sightline.train.run import RunOptions, TextFiles, train_files
 
 HALF_TAUGHT = [
     "data.vocab_size=600",
@@ -33,7 +33,7 @@ def taught(tmp_path_factory):
         if not (folder / "model.safetensors").exists():
             text = shared / "taught.tsv"
             text.write_text("".join(f"{p.source}\t{p.target}\n" for p in generate("train", 10_000)), "utf-8")
-            inputs = Inputs(pairs=[(str(text), 1.0)])
-            request = Request(folder, inputs, preset="tiny", sets=HALF_TAUGHT, cache=shared / "cache", device="cpu")
-            train_files(request, lambda _: None)
+            inputs = TextFiles(pairs=[(str(text), 1.0)])
+            options = RunOptions(folder, inputs, preset="tiny", set=HALF_TAUGHT, cache=shared / "cache", device="cpu")
+            train_files(options, lambda _: None)
     return folder

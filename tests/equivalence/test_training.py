@@ -22,7 +22,7 @@ from sightline.data.store import Cleaning, prepare
 from sightline.errors import TrainingError
 from sightline.train.distributed import World
 from sightline.train.events import Event, Finished, Progress, Saved, Validated
-from sightline.train.optimizer import state_of
+from sightline.train.optimizer import optimizer_state
 from sightline.train.step import Step
 from sightline.train.validate import Validation
 from support import difference
@@ -202,7 +202,7 @@ def test_batches_that_are_accumulated_are_one_batch(optimizer, corpus, tmp_path)
             step(Update(batches, tokens, tokens, Place(), 0.0), number, 0.01)
         names = {parameter: name for name, parameter in model.named_parameters()}
         weights = {name: parameter.detach() for parameter, name in names.items()}
-        found.append((weights | state_of(step.optimizers, names), step.take(World("cpu"))))
+        found.append((weights | optimizer_state(step.optimizers, names), step.take(World("cpu"))))
     (one, sums), (other, other_sums) = found
     assert max(difference(one[name], other[name]) for name in one) <= 1e-6
     assert sums == pytest.approx(other_sums, rel=1e-6)
@@ -359,7 +359,7 @@ def test_the_best_state_is_kept_or_the_mean_of_the_last_where_that_is_better(cor
         model = load_model(out)
         fill(model, averaged, "here")
         store = prepare([Table(corpus / "dev.tsv")], load_tokenizer(out), corpus / "cache", Cleaning(4095, 1e9))
-        result = Validation(store, load_tokenizer(out), budget=256)(model, bfloat16=False)
+        result = Validation(store, load_tokenizer(out), batch_tokens=256)(model, bfloat16=False)
         assert last.loss == pytest.approx(result.loss, rel=1e-6)
         assert last.best == (last.loss < min(test.loss for test in tests))
         best = [test.step for test in tests if test.best][-1]

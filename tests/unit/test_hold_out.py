@@ -9,7 +9,7 @@ from sightline.data.store import prepare
 from sightline.evaluate.scores import values
 from sightline.text.tokenizer import Tokenizer
 from sightline.train.events import Validated
-from sightline.train.run import Inputs, Request, _hold_out, train_files
+from sightline.train.run import RunOptions, TextFiles, _hold_out, train_files
 
 
 def test_what_is_held_out_is_tested_on_and_never_trained_on(tmp_path):
@@ -32,15 +32,15 @@ def test_what_is_held_out_is_tested_on_and_never_trained_on(tmp_path):
 def test_a_run_without_validation_text_tests_itself(tmp_path):
     path, _ = write_pairs(tmp_path, train=600)
     events, notes = [], []
-    request = Request(
+    options = RunOptions(
         tmp_path / "run",
-        Inputs(pairs=[(str(path), 1.0)]),
-        file=str(tmp_path / "options.toml"),
-        sets=["train.steps=2"],
+        TextFiles(pairs=[(str(path), 1.0)]),
+        config=str(tmp_path / "options.toml"),
+        set=["train.steps=2"],
         cache=tmp_path / "cache",
         device="cpu",
     )
-    train_files(request, events.append, notes.append, values)
+    train_files(options, events.append, notes.append, values)
     (tested,) = [event for event in events if isinstance(event, Validated)]
     assert set(tested.scores) == {"bleu", "chrf"}
     assert any("12 of the training text are held out" in note for note in notes)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sightline.config import TrainConfig
-from sightline.train.optimizer import Muon, make_optimizers, orthogonal, restore, state_of
+from sightline.train.optimizer import Muon, load_optimizer_state, make_optimizers, optimizer_state, orthogonalize
 from support import VARIANTS, difference, every_variant, ids, reader, translator, writer
 
 
@@ -74,7 +74,7 @@ def test_orthogonal_has_singular_values_near_one(shape, size):
     left, _, right = torch.linalg.svd(matrices, full_matrices=False)
     if shape[1] == shape[2]:  # a square one may have a singular value near zero; give it others
         matrices = left @ torch.diag_embed(torch.linspace(0.1, 1, shape[1]).expand(shape[0], -1)) @ right * size
-    found = orthogonal(matrices)
+    found = orthogonalize(matrices)
     values = torch.linalg.svdvals(found)
     assert values.min() > 0.6
     assert values.max() < 1.3
@@ -144,15 +144,15 @@ def test_what_is_told_and_restored_goes_on_the_same(name, variant):
         for optimizer in optimizers:
             optimizer.step()
     names = {parameter: parameter_name for parameter_name, parameter in model.named_parameters()}
-    told = {key: value.clone() for key, value in state_of(optimizers, names).items()}
+    told = {key: value.clone() for key, value in optimizer_state(optimizers, names).items()}
     assert {key.rpartition(".")[0] for key in told} == set(names.values())
 
     other = copy.deepcopy(model)
     others = make_optimizers(other, config, rate)
     other_names = {parameter: parameter_name for parameter_name, parameter in other.named_parameters()}
     before = {key: value.clone() for key, value in told.items()}
-    restore(others, other_names, told)
-    again = state_of(others, other_names)
+    load_optimizer_state(others, other_names, told)
+    again = optimizer_state(others, other_names)
     assert again.keys() == told.keys()
     assert all(torch.equal(again[key], told[key]) for key in told)
     gradients(model)

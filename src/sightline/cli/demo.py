@@ -156,7 +156,7 @@ def teach(console: "Console", folder: Path, *, kept: bool) -> None:
     from sightline.evaluate.scores import values
     from sightline.folders import SHIPPED
     from sightline.model.transformer import EncoderDecoder
-    from sightline.train.run import Inputs, Request, train_files
+    from sightline.train.run import RunOptions, TextFiles, train_files
     from sightline.train.sinks import Lines, ProgressBar
 
     heading(
@@ -171,19 +171,19 @@ def teach(console: "Console", folder: Path, *, kept: bool) -> None:
         training, testing = beside / "train.tsv", beside / "dev.tsv"
         training.write_text("".join(f"{p.source}\t{p.target}\n" for p in generate("train", SENTENCES)), "utf-8")
         testing.write_text("".join(f"{p.source}\t{p.target}\n" for p in generate("dev", 200)), "utf-8")
-        request = Request(
+        options = RunOptions(
             folder,
-            Inputs(pairs=[(str(training), 1.0)]),
-            Inputs(pairs=[(str(testing), 1.0)]),
+            TextFiles(pairs=[(str(training), 1.0)]),
+            TextFiles(pairs=[(str(testing), 1.0)]),
             preset="tiny",
-            sets=RECIPE,
+            set=RECIPE,
             cache=None if kept else beside / "cache",
         )
         tell = ProgressBar(console) if console.is_terminal else Lines(console)
         if isinstance(tell, ProgressBar):
             after.callback(tell.close)
         started = time.perf_counter()
-        run = train_files(request, tell, lambda text: console.print(f"[dim]{text}[/]"), values)
+        run = train_files(options, tell, lambda text: console.print(f"[dim]{text}[/]"), values)
     if run.stopped:
         if kept:
             console.print(f"Stopped; sightline train --out {folder} --resume goes on.")

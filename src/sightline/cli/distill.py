@@ -98,10 +98,10 @@ def _check_student(about: dict[str, Any]) -> None:
     from sightline.data.corpus import Table, read_pairs
     from sightline.errors import InputError
     from sightline.text.tokenizer import Tokenizer
-    from sightline.train.run import check
+    from sightline.train.run import check_options
 
     config = load(about["preset"], about["config"], about["set"] or [])
-    check(config, pairs=True)
+    check_options(config, pairs=True)
     if config.data.tokenizer is not None:
         Tokenizer.load(config.data.tokenizer)
     for text in [*(about["pairs"] or []), *(about["valid"] or [])]:

@@ -39,8 +39,8 @@ def train(
     from sightline.errors import InputError
     from sightline.evaluate.scores import values
     from sightline.train.distributed import is_main
-    from sightline.train.run import Inputs, Request, train_files
-    from sightline.train.sinks import Lines, Metrics, ProgressBar, TensorBoard, all_of
+    from sightline.train.run import RunOptions, TextFiles, train_files
+    from sightline.train.sinks import Lines, Metrics, ProgressBar, TensorBoard, tee
 
     if len(source or []) != len(target or []):
         raise InputError(
@@ -53,8 +53,8 @@ def train(
     parallel = [
         (*weighted(s)[:1], weighted(t)[0], weighted(s)[1]) for s, t in zip(source or [], target or [], strict=True)
     ]
-    training = Inputs(parallel, _all(pairs), _all(text), _all(dialogue))
-    testing = Inputs(
+    training = TextFiles(parallel, _all(pairs), _all(text), _all(dialogue))
+    testing = TextFiles(
         [(valid_source, valid_target, 1.0)] if valid_source and valid_target else [],
         _all(valid) if not text and not dialogue else [],
         _all(valid) if text else [],
@@ -69,11 +69,9 @@ def train(
             sinks.append(TensorBoard(out / "tensorboard"))
         except ImportError:
             raise InputError("--tensorboard needs the package tensorboard; pip install tensorboard.") from None
-    request = Request(out, training, testing, preset, config, set or [], start, cache, device, resume)
+    options = RunOptions(out, training, testing, preset, config, set or [], start, cache, device, resume)
     try:
-        run = train_files(
-            request, all_of(sinks), lambda text: console.print(text, markup=False, soft_wrap=True), values
-        )
+        run = train_files(options, tee(sinks), lambda text: console.print(text, markup=False, soft_wrap=True), values)
     finally:
         metrics.close()
         if isinstance(shown, ProgressBar):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError
 
-__all__ = ["World", "is_main", "local", "part_of", "whole"]
+__all__ = ["World", "full_tensor", "is_main", "local_tensor", "shard_like"]
 
 
 def is_main() -> bool:
@@ -22,13 +22,13 @@ def is_main() -> bool:
     return _rank() == 0
 
 
-def whole(value: Tensor) -> Tensor:
+def full_tensor(value: Tensor) -> Tensor:
     """A tensor put together from its parts, where it lies in parts. All processes must ask."""
     gather = getattr(value, "full_tensor", None)
     return value if gather is None else gather()
 
 
-def part_of(value: Tensor, like: Tensor) -> Tensor:
+def shard_like(value: Tensor, like: Tensor) -> Tensor:
     """A whole tensor, which all processes have, cut into parts as `like` is."""
     mesh = getattr(like, "device_mesh", None)
     if mesh is None or hasattr(value, "device_mesh"):
@@ -39,7 +39,7 @@ def part_of(value: Tensor, like: Tensor) -> Tensor:
     return copies.redistribute(placements=like.placements)  # type: ignore[attr-defined]
 
 
-def local(value: Tensor) -> Tensor:
+def local_tensor(value: Tensor) -> Tensor:
     """This process's part, as a plain tensor in the same memory."""
     part = getattr(value, "to_local", None)
     return value if part is None else part()
@@ -96,7 +96,7 @@ class World:
 
         save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
 
-    def changed(self, objective: nn.Module) -> None:
+    def reshard(self, objective: nn.Module) -> None:
         """Weights that were gathered for a pass without a step behind it may be old by the next pass."""
         if self.sharded:
             for module in objective.modules():
@@ -118,7 +118,7 @@ class World:
             dist.all_reduce(values)
         return values
 
-    def from_main(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """What the main process has."""
         if self.size == 1:
             return value
@@ -126,7 +126,7 @@ class World:
         dist.broadcast_object_list(box, device=self.device)
         return box[0]
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all processes are here."""
         if self.size > 1:
             dist.barrier()

@@ -40,21 +40,21 @@ from sightline.data.feed import Feed, Place, Update, ahead
 from sightline.errors import CheckpointError, TrainingError
 from sightline.model.transformer import Model
 from sightline.text.tokenizer import Tokenizer
-from sightline.train.distributed import World, part_of, whole
+from sightline.train.distributed import World, full_tensor, shard_like
 from sightline.train.events import Finished, Progress, Saved, Sink, Started, Validated, Warned
-from sightline.train.optimizer import restore, state_of
+from sightline.train.optimizer import load_optimizer_state, optimizer_state
 from sightline.train.schedule import learning_rate
 from sightline.train.step import Step
-from sightline.train.validate import Result, Validation
+from sightline.train.validate import Validation, ValidationResult
 
-__all__ = ["Run", "train"]
+__all__ = ["RunState", "train"]
 
-TRIAL = 20
+SHORT_RUN = 20
 """Steps of a run from which nothing is hoped for."""
 
 
 @dataclass
-class Run:
+class RunState:
     """How far a run is: all that is not in the weights and the optimizer."""
 
     step: int = 0
@@ -63,13 +63,13 @@ class Run:
     tokens: int = 0
     best: float | None = None
     """The best result of a test, the larger the better."""
-    waited: int = 0
+    validations_without_gain: int = 0
     """Tests since then."""
-    tested: list[tuple[float, int]] = field(default_factory=list)
-    """Result and step of the states kept for averaging."""
+    averaged: list[tuple[float, int]] = field(default_factory=list)
+    """Result and step of each state that is kept for averaging."""
     losses: list[float] = field(default_factory=list)
     """Reported losses, to see whether it learns at all."""
-    untested: bool = False
+    validation_due: bool = False
     """It was stopped when a test was due; going on begins with it."""
     stopped: int = 0
     """The signal that ended it before its time."""
@@ -81,75 +81,78 @@ def train(
     config: Config,
     *,
     folder: Path,
-    tell: Sink,
+    sink: Sink,
     tokenizer: Tokenizer | None = None,
     validation: Validation | None = None,
     world: World | None = None,
     resume: bool = False,
-) -> Run:
+) -> RunState:
     """Train a model on a feed, from where the run in `folder` stands, if it is to be resumed."""
     world = world or World()
     options = config.train
     model.to(world.device).train()
-    pace = _pace(config, feed, world)
-    step = make_step(model, config, world, feed.rows, pace.steps)
-    saver = _Saver(model, step, config, folder, world, tokenizer)
-    run = saver.load() if resume else Run()
-    tell(_started(run, pace.steps, model, feed, world))
+    schedule = _schedule(config, feed, world)
+    step = make_step(model, config, world, feed.rows, schedule.steps)
+    saver = _Checkpoints(model, step, config, folder, world, tokenizer)
+    run = saver.load() if resume else RunState()
+    sink(_started(run, schedule.steps, model, feed, world))
     if run.step == 0:
-        _warn_of_size(model, feed, tell)
-        _warn_of_warmup(pace, tell)
-        saver.keep_tested(run)
+        _warn_of_size(model, feed, sink)
+        _warn_of_warmup(schedule, sink)
+        saver.keep_validated(run)
 
-    begun, clock = time.perf_counter(), _Clock()
+    begun, throughput = time.perf_counter(), _Throughput()
 
-    def test() -> None:
-        with clock.stopped():
-            _judge(_validate(model, step, validation, world), run, saver, tell)
-        run.untested = False
+    def validate() -> None:
+        with throughput.paused():
+            _record(_validate(model, step, validation, world), run, saver, sink)
+        run.validation_due = False
 
-    if run.untested:
-        test()
-    reason = _had_enough(run, options)
+    if run.validation_due:
+        validate()
+    reason = _out_of_patience(run, options)
     stream = feed.updates(run.place, options.accumulate, world.rank, world.size)
-    with _stopping() as stop, contextlib.closing(ahead(lambda: _pinned(stream, world.device))) as updates:
-        while run.step < pace.steps and not reason:
+    with _stop_signals() as stop, contextlib.closing(ahead(lambda: _pinned(stream, world.device))) as updates:
+        while run.step < schedule.steps and not reason:
             update = next(updates)
             run.step += 1
-            rate = pace.rate(run.step)
+            rate = schedule.rate(run.step)
             step(update, run.step, rate)
             run.place, run.epoch, run.tokens = update.place, update.epoch, run.tokens + update.tokens
-            clock.seen += update.cells
+            throughput.seen += update.cells
 
-            report = pace.due(run.step, options.report_every)
-            save, run.untested = pace.due(run.step, pace.save_every), pace.due(run.step, pace.validate_every)
-            if save or run.untested or report:
+            report = schedule.due(run.step, options.report_every)
+            save, run.validation_due = (
+                schedule.due(run.step, schedule.save_every),
+                schedule.due(run.step, schedule.validate_every),
+            )
+            if save or run.validation_due or report:
                 _check(step, run, folder, world)
             if report:
-                progress = _report(step, run, world, rate, clock.speed())
-                tell(progress)
-                _warn_of_trouble(run, progress, tell)
+                progress = _report(step, run, world, rate, throughput.speed())
+                sink(progress)
+                _warn_of_trouble(run, progress, sink)
             if (report or world.size == 1) and world.any(bool(stop)):  # processes must agree, which costs a wait
                 reason = "stopped"
-            elif run.untested:
-                test()
-                reason = _had_enough(run, options)
+            elif run.validation_due:
+                validate()
+                reason = _out_of_patience(run, options)
             if save or reason:
-                tell(Saved(run.step, saver.save(run)))
+                sink(Saved(run.step, saver.save(run)))
     if reason == "stopped":
         run.stopped = (stop or [signal.SIGTERM])[0]
     else:
-        _finish(model, step, validation, run, saver, tell, world)
-    tell(Finished(run.step, reason or "done", time.perf_counter() - begun))
+        _finish(model, step, validation, run, saver, sink, world)
+    sink(Finished(run.step, reason or "done", time.perf_counter() - begun))
     return run
 
 
-def _had_enough(run: Run, options: TrainConfig) -> str:
-    enough = options.patience and run.waited >= options.patience
+def _out_of_patience(run: RunState, options: TrainConfig) -> str:
+    enough = options.patience and run.validations_without_gain >= options.patience
     return f"no better result in {options.patience} tests" if enough else ""
 
 
-class _Pace(NamedTuple):
+class _Schedule(NamedTuple):
     """How many updates there are, and after how many something else is done."""
 
     options: TrainConfig
@@ -170,15 +173,15 @@ class _Pace(NamedTuple):
         )
 
 
-def _pace(config: Config, feed: Feed, world: World) -> _Pace:
+def _schedule(config: Config, feed: Feed, world: World) -> _Schedule:
     options = config.train
     epoch = len(feed.plan(0)) / (options.accumulate * world.size)
     steps = options.steps or max(1, math.ceil(options.epochs * epoch))
     validate_every = options.validate_every or max(math.ceil(epoch), steps // 10, 1)
-    return _Pace(options, config.model.d_model, steps, validate_every, options.save_every or validate_every)
+    return _Schedule(options, config.model.d_model, steps, validate_every, options.save_every or validate_every)
 
 
-class _Clock:
+class _Throughput:
     """Tokens a second since it was last asked, without the time of tests."""
 
     def __init__(self) -> None:
@@ -191,11 +194,11 @@ class _Clock:
         return speed
 
     @contextlib.contextmanager
-    def stopped(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """Time inside the block does not count."""
-        paused = time.perf_counter()
+        started = time.perf_counter()
         yield
-        self.since += time.perf_counter() - paused
+        self.since += time.perf_counter() - started
 
 
 def make_step(model: Model, config: Config, world: World, rows: str, steps: int) -> Step:
@@ -223,7 +226,7 @@ def make_step(model: Model, config: Config, world: World, rows: str, steps: int)
     )
 
 
-def _started(run: Run, steps: int, model: Model, feed: Feed, world: World) -> Started:
+def _started(run: RunState, steps: int, model: Model, feed: Feed, world: World) -> Started:
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else str(world.device)
     parameters = sum(p.numel() for p in model.parameters())
     return Started(run.step, steps, parameters, device, len(feed.stores[0]), feed.budget, feed.filled(), world.size)
@@ -235,7 +238,7 @@ def _pinned(updates: Iterator[Update], device: torch.device) -> Iterator[Update]
         yield update.pinned() if device.type == "cuda" else update
 
 
-def _report(step: Step, run: Run, world: World, rate: float, speed: float) -> Progress:
+def _report(step: Step, run: RunState, world: World, rate: float, speed: float) -> Progress:
     sums = step.take(world)
     tokens, updates = max(sums.tokens, 1.0), max(sums.updates, 1.0)
     nll = sums.nll / tokens
@@ -258,10 +261,10 @@ def _memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _warn_of_size(model: Model, feed: Feed, tell: Sink) -> None:
+def _warn_of_size(model: Model, feed: Feed, sink: Sink) -> None:
     parameters, tokens = sum(p.numel() for p in model.parameters()), int(feed.stores[0].target.starts[-1])
     if parameters > 25 * tokens:
-        tell(
+        sink(
             Warned(
                 0,
                 f"the model has {parameters:,} parameters and the corpus only {tokens:,} target tokens; it will learn "
@@ -270,19 +273,20 @@ def _warn_of_size(model: Model, feed: Feed, tell: Sink) -> None:
         )
 
 
-def _warn_of_warmup(pace: _Pace, tell: Sink) -> None:
+def _warn_of_warmup(schedule: _Schedule, sink: Sink) -> None:
     """A few steps at full speed are wanted behind it; a handful in all is a trial."""
-    if TRIAL < pace.steps < 2 * pace.options.warmup:
-        tell(
+    if SHORT_RUN < schedule.steps < 2 * schedule.options.warmup:
+        sink(
             Warned(
                 0,
-                f"the run has {pace.steps:,} steps, and for the first {pace.options.warmup:,} (train.warmup) its "
-                f"learning rate only rises. More epochs, or --set train.warmup={pace.steps // 10}, will do better.",
+                f"the run has {schedule.steps:,} steps, and for the first {schedule.options.warmup:,} "
+                f"(train.warmup) its learning rate only rises. More "
+                f"epochs, or --set train.warmup={schedule.steps // 10}, will do better.",
             )
         )
 
 
-def _check(step: Step, run: Run, folder: Path, world: World) -> None:
+def _check(step: Step, run: RunState, folder: Path, world: World) -> None:
     """Nothing that is no longer a number may be kept in the place of what was one."""
     if world.any(not step.sums.isfinite().all()):
         raise TrainingError(
@@ -292,11 +296,11 @@ def _check(step: Step, run: Run, folder: Path, world: World) -> None:
         )
 
 
-def _warn_of_trouble(run: Run, progress: Progress, tell: Sink) -> None:
+def _warn_of_trouble(run: RunState, progress: Progress, sink: Sink) -> None:
     run.losses = [*run.losses, progress.loss][-60:]
     first, latest = run.losses[:5], run.losses[-5:]
     if len(run.losses) == 20 and sum(latest) > 0.98 * sum(first):
-        tell(
+        sink(
             Warned(
                 run.step,
                 f"the loss has not gone down in {run.step} updates ({first[0]:.2f}, now {latest[-1]:.2f}); the "
@@ -305,7 +309,7 @@ def _warn_of_trouble(run: Run, progress: Progress, tell: Sink) -> None:
         )
 
 
-def _validate(model: Model, step: Step, validation: Validation | None, world: World) -> Result | None:
+def _validate(model: Model, step: Step, validation: Validation | None, world: World) -> ValidationResult | None:
     """Test the weights that are to be kept: their running average, where there is one."""
     if validation is None:
         return None
@@ -313,43 +317,45 @@ def _validate(model: Model, step: Step, validation: Validation | None, world: Wo
         if world.sharded:  # every process has a part of the model: all of them compute the loss
             loss = validation.loss(step.objective.eval(), world.device)
             step.objective.train()
-            world.changed(step.objective)
-            return Result(loss, {}, [])
+            world.reshard(step.objective)
+            return ValidationResult(loss, {}, [])
         result = validation(model, bfloat16=step.bfloat16) if world.main else None
-        return world.from_main(result)
+        return world.broadcast(result)
 
 
-def _judge(result: Result | None, run: Run, saver: "_Saver", tell: Sink, weights: str = "") -> None:
+def _record(
+    result: ValidationResult | None, run: RunState, saver: "_Checkpoints", sink: Sink, weights: str = ""
+) -> None:
     """Keep what was tested if it is the best so far (or if nothing can be tested)."""
     if result is None:
         saver.keep_model()
-        saver.keep_tested(run)
+        saver.keep_validated(run)
         saver.keep_for_average(run, float(run.step))
         return
     by = saver.config.train.best_by
     value = result.scores.get(by, -result.loss)
     best = run.best is None or value > run.best
-    run.best, run.waited = (value, 0) if best else (run.best, run.waited + 1)
+    run.best, run.validations_without_gain = (value, 0) if best else (run.best, run.validations_without_gain + 1)
     if best:
         saver.keep_model()
     if not weights:
-        saver.keep_tested(run)
+        saver.keep_validated(run)
         saver.keep_for_average(run, value)
     weights = weights or ("running average" if saver.step.average else "weights")
-    tell(Validated(run.step, run.epoch, result.loss, result.perplexity, result.scores, best, result.samples, weights))
+    sink(Validated(run.step, run.epoch, result.loss, result.perplexity, result.scores, best, result.samples, weights))
 
 
 def _finish(
     model: Model,
     step: Step,
     validation: Validation | None,
-    run: Run,
-    saver: "_Saver",
-    tell: Sink,
+    run: RunState,
+    saver: "_Checkpoints",
+    sink: Sink,
     world: World,
 ) -> None:
     """The mean of several tested states is often better than each of them; where it is, it becomes the model."""
-    mean = saver.mean_of_tested(run)
+    mean = saver.mean_of_states(run)
     if mean is None or world.sharded:
         return
     own = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -359,11 +365,11 @@ def _finish(
     if result is None:
         saver.keep_model()
     else:
-        _judge(result, run, saver, tell, f"mean of {len(run.tested)} states")
+        _record(result, run, saver, sink, f"mean of {len(run.averaged)} states")
     fill(model, own, "the last state")
 
 
-class _Saver:
+class _Checkpoints:
     """Puts a run on disk and takes it up again. Only the main process writes."""
 
     def __init__(
@@ -376,13 +382,13 @@ class _Saver:
     def weights(self) -> dict[str, Tensor]:
         """A copy of the weights, or of their running average: what is kept as a model."""
         with self.step.averaged():
-            return {name: whole(p.detach()).to("cpu", copy=True) for p, name in self.names.items()}
+            return {name: full_tensor(p.detach()).to("cpu", copy=True) for p, name in self.names.items()}
 
     def keep_model(self) -> None:
         """Make the weights, or their running average, the model of the run."""
         self._write(self.folder)
 
-    def keep_tested(self, run: Run) -> None:
+    def keep_validated(self, run: RunState) -> None:
         """Keep them as a model of its own, where that is asked for."""
         if self.config.train.keep_tested:
             self._write(self.folder / "tested" / f"step-{run.step:08}")
@@ -392,18 +398,18 @@ class _Saver:
         if self.world.main:
             save_weights(weights, self.model.config, folder, self.tokenizer)
 
-    def keep_for_average(self, run: Run, value: float) -> None:
-        """Keep the tested state if it is one of those that will be averaged, and forget the one it replaces."""
+    def keep_for_average(self, run: RunState, value: float) -> None:
+        """Keep the tested state if it is one of those that will be averaged, and delete the one it replaces."""
         count, of = self.config.train.average, self.config.train.average_of
         if not count:
             return
-        run.tested.append((value, run.step))
-        ranked = sorted(run.tested, key=lambda state: state if of == "best" else state[1], reverse=True)
-        run.tested = sorted(ranked[:count], key=lambda state: state[1])
+        run.averaged.append((value, run.step))
+        ranked = sorted(run.averaged, key=lambda state: state if of == "best" else state[1], reverse=True)
+        run.averaged = sorted(ranked[:count], key=lambda state: state[1])
         weights = self.weights()
         if not self.world.main:
             return
-        names = {f"step-{step:08}.safetensors" for _, step in run.tested}
+        names = {f"step-{step:08}.safetensors" for _, step in run.averaged}
         own = f"step-{run.step:08}.safetensors"
         try:
             if own in names:
@@ -414,20 +420,22 @@ class _Saver:
             if path.name not in names and path.name <= own:
                 path.unlink(missing_ok=True)
 
-    def mean_of_tested(self, run: Run) -> dict[str, Tensor] | None:
+    def mean_of_states(self, run: RunState) -> dict[str, Tensor] | None:
         """The mean of the kept states, in double precision on the way."""
-        if len(run.tested) < 2:
+        if len(run.averaged) < 2:
             return None
         total: dict[str, Tensor] = {}
-        for _, step in run.tested:
+        for _, step in run.averaged:
             for name, weight in load_file(self.folder / "states" / f"step-{step:08}.safetensors").items():
                 total[name] = total.get(name, 0) + weight.double()
-        return {name: (weight / len(run.tested)).float() for name, weight in total.items()}
+        return {name: (weight / len(run.averaged)).float() for name, weight in total.items()}
 
-    def save(self, run: Run) -> Path:
+    def save(self, run: RunState) -> Path:
         """Write all that is needed to go on."""
         state = {f"weights.{name}": p.detach() for p, name in self.names.items()}
-        state |= {f"optimizer.{name}": value for name, value in state_of(self.step.optimizers, self.names).items()}
+        state |= {
+            f"optimizer.{name}": value for name, value in optimizer_state(self.step.optimizers, self.names).items()
+        }
         state |= {f"average.{name}": v for name, v in zip(self.names.values(), self.step.average, strict=False)}
         state["sums"] = self.world.sum(self.step.sums.clone())
         about = asdict(run) | {"place": list(run.place), "config": self.config.model_dump(mode="json")}
@@ -435,19 +443,19 @@ class _Saver:
         if self.world.sharded:
             with writing_state(folder):
                 draft = begin_state(folder, run.step) if self.world.main else None
-                self.world.save_parts(state, self.world.from_main(draft))
+                self.world.save_parts(state, self.world.broadcast(draft))
                 if self.world.main:
                     finish_state(folder, run.step, about)
         elif self.world.main:
             save_state(folder, run.step, state, about)
-        self.world.wait()
+        self.world.barrier()
         return kept
 
-    def load(self) -> Run:
+    def load(self) -> RunState:
         """Take up the run from its last checkpoint."""
         where = last_state(self.folder / "checkpoints")
         if where is None:  # it did not come so far
-            return Run()
+            return RunState()
         parameters = {name: parameter for parameter, name in self.names.items()}
 
         def like(name: str) -> Tensor | None:
@@ -464,32 +472,33 @@ class _Saver:
             raise CheckpointError(f"{where}: {min(missing)!r} does not fit the configuration; was the model changed?")
         with torch.no_grad():
             for parameter, name in self.names.items():
-                parameter.copy_(part_of(parts["weights"][name], parameter))
+                parameter.copy_(shard_like(parts["weights"][name], parameter))
             for mean, name in zip(self.step.average, self.names.values(), strict=False):
-                mean.copy_(part_of(parts["average"][name], mean))
+                mean.copy_(shard_like(parts["average"][name], mean))
             if self.world.main:  # what was summed up over all is summed up once
                 self.step.sums.copy_(parts["sums"][""])
-        restore(self.step.optimizers, self.names, parts["optimizer"])
-        tested = [(value, step) for value, step in about["tested"]]
+        load_optimizer_state(self.step.optimizers, self.names, parts["optimizer"])
+        averaged = [(value, step) for value, step in about["averaged"]]
         numbers: dict[str, Any] = {
-            name: about[name] for name in ("step", "epoch", "tokens", "best", "waited", "losses", "untested")
+            name: about[name]
+            for name in ("step", "epoch", "tokens", "best", "validations_without_gain", "losses", "validation_due")
         }
-        return Run(place=Place(*about["place"]), tested=tested, **numbers)
+        return RunState(place=Place(*about["place"]), averaged=averaged, **numbers)
 
 
 @contextlib.contextmanager
-def _stopping() -> Iterator[list[int]]:
+def _stop_signals() -> Iterator[list[int]]:
     """Inside the block, the first SIGTERM or Ctrl-C asks the run to stop at the end of its update; a second one is
     taken as it is. Signals that came are in the list."""
     came: list[int] = []
 
-    def note(number: int, _: FrameType | None) -> None:
+    def handle(number: int, _: FrameType | None) -> None:
         came.append(number)
         signal.signal(number, before[number])
 
     numbers = (signal.SIGTERM, signal.SIGINT)
     try:
-        before: dict[int, Any] = {number: signal.signal(number, note) for number in numbers}
+        before: dict[int, Any] = {number: signal.signal(number, handle) for number in numbers}
     except ValueError:  # not in the main thread: whoever runs us sees to it
         yield came
         return
@@ -500,7 +509,7 @@ def _stopping() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def forget(folder: Path) -> None:
+def remove_run(folder: Path) -> None:
     """Remove what an earlier run left in a folder, so that a new one can begin there."""
     for name in ("checkpoints", "states", "tested"):
         shutil.rmtree(folder / name, ignore_errors=True)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from sightline.config import TrainConfig
-from sightline.train.distributed import local, part_of, whole
+from sightline.train.distributed import full_tensor, local_tensor, shard_like
 
-__all__ = ["Muon", "make_optimizers", "orthogonal", "restore", "state_of"]
+__all__ = ["Muon", "load_optimizer_state", "make_optimizers", "optimizer_state", "orthogonalize"]
 
 Optimizers = list[torch.optim.Optimizer]
 
@@ -61,22 +61,22 @@ class Muon(torch.optim.Optimizer):
             ahead = torch._foreach_lerp(gradients, means, group["momentum"])  # Nesterov's
             pieces: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
             for weight, mean in zip(weights, ahead, strict=True):
-                for piece in whole(mean).chunk(self.parts[weight]):
+                for piece in full_tensor(mean).chunk(self.parts[weight]):
                     pieces.setdefault(piece.shape, []).append((weight, piece))
             found: dict[Tensor, list[Tensor]] = {w: [] for w in weights}
             for shape, together in pieces.items():
-                moves = orthogonal(torch.stack([mean for _, mean in together]))
+                moves = orthogonalize(torch.stack([mean for _, mean in together]))
                 # Its entries then have the size of Adam's moves (Liu et al., 2025, arXiv:2502.16982).
                 moves = moves * (-0.2 * max(shape) ** 0.5 * group["lr"])
                 for (weight, _), move in zip(together, moves.unbind(), strict=True):
                     found[weight].append(move)
-            into = [local(w) for w in weights]
+            into = [local_tensor(w) for w in weights]
             if group["weight_decay"]:
                 torch._foreach_mul_(into, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(into, [local(part_of(torch.cat(found[w]).to(w.dtype), w)) for w in weights])
+            torch._foreach_add_(into, [local_tensor(shard_like(torch.cat(found[w]).to(w.dtype), w)) for w in weights])
 
 
-def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
+def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     """The orthogonal matrix near each of a batch of matrices, by Newton-Schulz iterations: singular values all come to
     about 1. The coefficients are Jordan's; they need five steps."""
     a, b, c = 3.4445, -4.7750, 2.0315
@@ -90,7 +90,7 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
     return (x.mT if tall else x).to(matrices.dtype)
 
 
-def state_of(optimizers: Iterable[torch.optim.Optimizer], names: Mapping[Tensor, str]) -> dict[str, Tensor]:
+def optimizer_state(optimizers: Iterable[torch.optim.Optimizer], names: Mapping[Tensor, str]) -> dict[str, Tensor]:
     """All that the optimizers remember, by name: `<parameter>.<what>`."""
     found = {}
     for optimizer in optimizers:
@@ -99,19 +99,19 @@ def state_of(optimizers: Iterable[torch.optim.Optimizer], names: Mapping[Tensor,
     return found
 
 
-def restore(
+def load_optimizer_state(
     optimizers: Iterable[torch.optim.Optimizer],
     names: Mapping[Tensor, str],
     state: Mapping[str, Tensor],
 ) -> None:
-    """Let the optimizers remember what `state_of` told."""
+    """Let the optimizers remember what `optimizer_state` told."""
     known = {name: parameter for parameter, name in names.items()}
     kept: dict[Tensor, dict[str, Tensor]] = {}
     for name, value in state.items():
         parameter, _, what = name.rpartition(".")
         weight = known[parameter]
         # Adam counts its steps on the CPU, unless the step is recorded on a GPU.
-        part = value if value.dim() == 0 and not weight.is_cuda else part_of(value, weight) if value.dim() else value
+        part = value if value.dim() == 0 and not weight.is_cuda else shard_like(value, weight) if value.dim() else value
         kept.setdefault(weight, {})[what] = (part.to(weight.device) if weight.is_cuda else part).clone()
     for optimizer in optimizers:
         for group in optimizer.param_groups:

@@ -24,25 +24,25 @@ from sightline.folders import cache_folder, model_folder
 from sightline.model.transformer import Model, build
 from sightline.text.split import split
 from sightline.text.tokenizer import Tokenizer, suggest_vocab_size
-from sightline.train.budget import find_budget
+from sightline.train.batch_size import find_batch_tokens
 from sightline.train.distributed import World
 from sightline.train.events import Sink, Warned
-from sightline.train.loop import Run, forget, train
-from sightline.train.validate import Scorer, Validation
-from sightline.train.vocabulary import with_vocabulary
+from sightline.train.loop import RunState, remove_run, train
+from sightline.train.validate import ScoreFunction, Validation
+from sightline.train.vocabulary import replace_vocabulary
 
-__all__ = ["Inputs", "Request", "check", "choose_preset", "train_files"]
+__all__ = ["RunOptions", "TextFiles", "check_options", "choose_preset", "train_files"]
 
-Note = Callable[[str], None]
-ENOUGH = 500
+Log = Callable[[str], None]
+MIN_TO_HOLD_OUT = 500
 """Pairs from which on some are held out to test on."""
-PATIENCE = 10
+REPORT_SECONDS = 10
 """Seconds without a word."""
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 """Options of a model that say how it is trained, and not what it is."""
 
 
-class Inputs(NamedTuple):
+class TextFiles(NamedTuple):
     """The text of one purpose, training or validation: pairs, or plain text, or dialogues. Each file has a weight: how
     often it is seen in an epoch."""
 
@@ -63,64 +63,66 @@ class Inputs(NamedTuple):
         return found
 
 
-class Request(NamedTuple):
+class RunOptions(NamedTuple):
     """All that a run is asked for."""
 
-    folder: Path
-    train: Inputs = Inputs()
-    valid: Inputs = Inputs()
+    out: Path
+    train: TextFiles = TextFiles()
+    valid: TextFiles = TextFiles()
     preset: str | None = None
-    file: str | None = None
-    sets: Sequence[str] = ()
-    start: str | None = None
+    config: str | None = None
+    set: Sequence[str] = ()
+    init_from: str | None = None
     """A model to go on from."""
     cache: Path | None = None
     device: str = "auto"
     resume: bool = False
 
 
-def train_files(request: Request, tell: Sink, note: Note = lambda _: None, score: Scorer | None = None) -> Run:
-    """Train a model on files. `note` hears of each stage in words, `tell` of the training itself."""
-    folder = request.folder
-    if request.resume:
-        request, config = _reopen(request)
+def train_files(
+    options: RunOptions, sink: Sink, log: Log = lambda _: None, score: ScoreFunction | None = None
+) -> RunState:
+    """Train a model on files. `log` hears of each stage in words, `tell` of the training itself."""
+    folder = options.out
+    if options.resume:
+        options, config = _load_options(options)
     elif last_state(folder / "checkpoints") is not None or (folder / "model.safetensors").exists():
         raise InputError(f"{folder}: there is a model here already; add --resume to go on, or choose another --out.")
-    corpora = request.train.corpora()
+    corpora = options.train.corpora()
     if not corpora:
         raise InputError(
             "there is nothing to train on; name files by --source and --target, --pairs, --text or --dialogue."
         )
     begun = last_state(folder / "checkpoints") is not None
-    start = None if request.start is None or begun else model_folder(request.start)
+    start = None if options.init_from is None or begun else model_folder(options.init_from)
     old = None if start is None else (load_model(start), load_tokenizer(start))
-    if not request.resume:
-        config = _configure(request, corpora, note, old[0] if old else None)
-    world = World(request.device, shard=config.train.shard)
-    cache = request.cache or cache_folder()
+    if not options.resume:
+        config = _configure(options, corpora, log, old[0] if old else None)
+    world = World(options.device, shard=config.train.shard)
+    cache = options.cache or cache_folder()
     if not world.main:
-        tell, note = _nothing, _nothing
-        config = world.from_main(None)  # which first prepares everything
-    tokenizer = load_tokenizer(folder) if request.resume or not world.main else _vocabulary(config, corpora, old, note)
-    config = _fit(config, tokenizer)
-    stores = _stores(config, corpora, tokenizer, cache, note)
-    validation, only = _validation(config, request.valid, stores[0], tokenizer, cache, score, note)
-    text = _text(stores, validation)
+        sink, log = _ignore, _ignore
+        config = world.broadcast(None)  # which first prepares everything
+    tokenizer = load_tokenizer(folder) if options.resume or not world.main else _vocabulary(config, corpora, old, log)
+    config = _with_vocabulary_size(config, tokenizer)
+    stores = _stores(config, corpora, tokenizer, cache, log)
+    validation, only = _validation(config, options.valid, stores[0], tokenizer, cache, score, log)
+    text = _fingerprint(stores, validation)
     if world.main:
-        if request.resume:
-            _compare(folder, text)
+        if options.resume:
+            _check_fingerprint(folder, text)
         else:  # all that can be wrong with the input has been found by now
-            config = _measure(config, world, note)
-            forget(folder)
-            _write(folder, request, config, tokenizer, stores[0], text)
-        world.from_main(config)
+            config = _fix_batch_tokens(config, world, log)
+            remove_run(folder)
+            _save_options(folder, options, config, tokenizer, stores[0], text)
+        world.broadcast(config)
         if not begun:
-            _warn_of_leaks(stores[0], tell)
+            _warn_of_leaks(stores[0], sink)
 
     torch.manual_seed(config.train.seed)
     model: Model = build(config.model)
     if old is not None:
-        model.load_state_dict(with_vocabulary(old[0], old[1], tokenizer).state_dict())
+        model.load_state_dict(replace_vocabulary(old[0], old[1], tokenizer).state_dict())
     budget = config.train.batch_tokens
     assert budget != "auto"  # noqa: S101 - it was measured
     rows = config.train.rows
@@ -134,22 +136,22 @@ def train_files(request: Request, tell: Sink, note: Note = lambda _: None, score
             feed,
             config,
             folder=folder,
-            tell=tell,
+            sink=sink,
             tokenizer=tokenizer,
             validation=validation,
             world=world,
-            resume=request.resume,
+            resume=options.resume,
         )
     finally:
         world.close()
 
 
-def _measure(config: Config, world: World, note: Note) -> Config:
+def _fix_batch_tokens(config: Config, world: World, log: Log) -> Config:
     """A budget that is found is kept: another one would change the course of the run."""
     if config.train.batch_tokens != "auto":
         return config
-    budget = find_budget(config, world.device)
-    note(f"memory holds {budget:,} tokens a batch")
+    budget = find_batch_tokens(config, world.device)
+    log(f"memory holds {budget:,} tokens a batch")
     return config.model_copy(update={"train": config.train.model_copy(update={"batch_tokens": budget})})
 
 
@@ -163,39 +165,39 @@ def choose_preset(corpora: Sequence[Weighted[Any]], pairs: int) -> str:
     return "big"
 
 
-def _configure(request: Request, corpora: Sequence[Weighted[Any]], note: Note, old: Model | None) -> Config:
-    preset = request.preset
-    if preset is None and request.file is None and old is None:
+def _configure(options: RunOptions, corpora: Sequence[Weighted[Any]], log: Log, old: Model | None) -> Config:
+    preset = options.preset
+    if preset is None and options.config is None and old is None:
         count = sum(1 for corpus, _ in corpora for _ in _sentences(corpus))
         preset = choose_preset(corpora, count)
-        note(f"{count:,} lines of training text: preset {preset} (choose another with --preset)")
-    config = load(preset, request.file, request.sets)
+        log(f"{count:,} lines of training text: preset {preset} (choose another with --preset)")
+    config = load(preset, options.config, options.set)
     if old is not None:
-        config = config.model_copy(update={"model": _kept(old.config, request)})
-    check(config, pairs=isinstance(corpora[0].corpus, Parallel | Table))
+        config = config.model_copy(update={"model": _model_options(old.config, options)})
+    check_options(config, pairs=isinstance(corpora[0].corpus, Parallel | Table))
     return config
 
 
-def _kept(model: ModelConfig, request: Request) -> ModelConfig:
+def _model_options(model: ModelConfig, options: RunOptions) -> ModelConfig:
     """A model that is trained further stays what it is, and of a preset only the recipe counts. How much is dropped may
     be set anew."""
-    asked = load(None, request.file, request.sets).model.model_dump(exclude_unset=True)
+    asked = load(None, options.config, options.set).model.model_dump(exclude_unset=True)
     dropped = {name: asked.pop(name) for name in DROPOUTS if name in asked}
-    if other := next(_others(asked, model.model_dump(), "model"), None):
+    if other := next(_differing(asked, model.model_dump(), "model"), None):
         raise InputError(f"--from goes on with a model as it is, so {other} cannot be set; leave it out.")
     return model.model_copy(update=dropped)
 
 
-def _others(asked: dict[str, Any], known: dict[str, Any], path: str) -> Iterator[str]:
+def _differing(asked: dict[str, Any], known: dict[str, Any], path: str) -> Iterator[str]:
     """Options that are not what they are known to be."""
     for name, value in asked.items():
         if isinstance(value, dict) and isinstance(known[name], dict):
-            yield from _others(value, known[name], f"{path}.{name}")
+            yield from _differing(value, known[name], f"{path}.{name}")
         elif value != known[name]:
             yield f"{path}.{name}"
 
 
-def check(config: Config, *, pairs: bool) -> None:
+def check_options(config: Config, *, pairs: bool) -> None:
     """Whether there can be a run by these options, on pairs or on other text."""
     wanted = "encoder-decoder" if pairs else "decoder-only or encoder-only"
     if config.model.architecture not in wanted:
@@ -217,23 +219,23 @@ def _sentences(corpus: Corpus | Text | Dialogue) -> Iterator[tuple[str, ...]]:
 
 
 def _vocabulary(
-    config: Config, corpora: Sequence[Weighted[Any]], old: tuple[Model, Tokenizer] | None, note: Note
+    config: Config, corpora: Sequence[Weighted[Any]], old: tuple[Model, Tokenizer] | None, log: Log
 ) -> Tokenizer:
     if config.data.tokenizer is not None:
         tokenizer = Tokenizer.load(config.data.tokenizer)
-        note(f"vocabulary: {tokenizer.size:,} entries of {config.data.tokenizer}")
+        log(f"vocabulary: {tokenizer.size:,} entries of {config.data.tokenizer}")
         return tokenizer
     if old is not None and config.data.vocab_size is None:
-        note(f"vocabulary: {old[1].size:,} entries, as the model has it")
+        log(f"vocabulary: {old[1].size:,} entries, as the model has it")
         return old[1]
     size = config.data.vocab_size or suggest_vocab_size(sum(1 for c, _ in corpora for _ in _sentences(c)))
     text = chain.from_iterable(sentence for corpus, _ in corpora for sentence in _sentences(corpus))
     tokenizer = Tokenizer.train(text, size)
-    note(f"vocabulary: {tokenizer.size:,} entries, learned from the text")
+    log(f"vocabulary: {tokenizer.size:,} entries, learned from the text")
     return tokenizer
 
 
-def _fit(config: Config, tokenizer: Tokenizer) -> Config:
+def _with_vocabulary_size(config: Config, tokenizer: Tokenizer) -> Config:
     """The model's vocabulary is the tokenizer's."""
     source = None if tokenizer.joint else tokenizer.source.size
     model = config.model.model_copy(update={"vocab_size": tokenizer.size, "source_vocab_size": source})
@@ -241,41 +243,41 @@ def _fit(config: Config, tokenizer: Tokenizer) -> Config:
 
 
 def _stores(
-    config: Config, corpora: Sequence[Weighted[Any]], tokenizer: Tokenizer, cache: Path, note: Note
+    config: Config, corpora: Sequence[Weighted[Any]], tokenizer: Tokenizer, cache: Path, log: Log
 ) -> list[Store]:
     data = config.data
     if isinstance(corpora[0].corpus, Text | Dialogue):
         context = min(data.max_length, config.model.positions.max_length) - 1
         make = prepare_texts if isinstance(corpora[0].corpus, Text) else prepare_dialogues
-        stores = [make(corpora, tokenizer, cache, context, _now_and_then(note))]
-        note(f"text: {len(stores[0]):,} pieces of at most {context} tokens")
+        stores = [make(corpora, tokenizer, cache, context, _report_progress(log))]
+        log(f"text: {len(stores[0]):,} pieces of at most {context} tokens")
         return stores
     length = min(data.max_length, config.model.positions.max_length - 1)
     cleaning = Cleaning(length, data.max_ratio)
     readings = range(data.readings if data.bpe_dropout else 1)
     stores = []
     for reading in readings:
-        tell = _now_and_then(note)
+        tell = _report_progress(log)
         stores.append(prepare(corpora, tokenizer, cache, cleaning, tell, dropout=data.bpe_dropout, reading=reading))
         if reading == 0:
-            note(_counted(stores[0]))
+            log(_kept_pairs(stores[0]))
     return stores
 
 
-def _now_and_then(note: Note) -> Callable[[int], None]:
+def _report_progress(log: Log) -> Callable[[int], None]:
     """Tell how much is tokenised, where that takes long."""
     told = time.monotonic()
 
     def progress(count: int) -> None:
         nonlocal told
-        if time.monotonic() - told > PATIENCE:
+        if time.monotonic() - told > REPORT_SECONDS:
             told = time.monotonic()
-            note(f"tokenised: {count:,} so far")
+            log(f"tokenised: {count:,} so far")
 
     return progress
 
 
-def _counted(store: Store) -> str:
+def _kept_pairs(store: Store) -> str:
     counts = store.counts
     why = {"empty": counts.empty, "too long": counts.too_long, "of unequal lengths": counts.out_of_ratio}
     left_out = ", ".join(f"{count:,} {name}" for name, count in why.items() if count)
@@ -283,7 +285,13 @@ def _counted(store: Store) -> str:
 
 
 def _validation(
-    config: Config, inputs: Inputs, train: Store, tokenizer: Tokenizer, cache: Path, score: Scorer | None, note: Note
+    config: Config,
+    inputs: TextFiles,
+    train: Store,
+    tokenizer: Tokenizer,
+    cache: Path,
+    score: ScoreFunction | None,
+    log: Log,
 ) -> tuple[Validation | None, NDArray[np.int64] | None]:
     """The text to test on, and which part of the training text is left to train on (None: all of it). Where no text to
     test on is named, some of the training text is held out for it."""
@@ -291,25 +299,25 @@ def _validation(
     masked = config.model.vocab_size if config.model.architecture == "encoder-only" else None
     corpora = inputs.corpora()
     if not corpora:
-        if len(train) < ENOUGH:
-            note("no validation text, and too little to hold some out: the last state of the run will be its model")
+        if len(train) < MIN_TO_HOLD_OUT:
+            log("no validation text, and too little to hold some out: the last state of the run will be its model")
             return None, None
         held, rest = _hold_out(train, config.train.seed)
-        note(f"no validation text: {len(held):,} of the training text are held out to test on")
+        log(f"no validation text: {len(held):,} of the training text are held out to test on")
         pairs = (
             [(tokenizer.source.decode(train.source[i]), tokenizer.decode(train.target[i])) for i in held]
             if train.source
             else []
         )
         options: dict[str, Any] = {"score": score, "pairs": pairs, "beams": config.train.beam, "only": held}
-        return Validation(train, tokenizer, budget=budget, masked=masked, **options), rest
+        return Validation(train, tokenizer, batch_tokens=budget, masked=masked, **options), rest
     if isinstance(corpora[0].corpus, Text | Dialogue):
-        store = _stores(config, corpora, tokenizer, cache, _nothing)[0]
-        return Validation(store, tokenizer, budget=budget, masked=masked), None
+        store = _stores(config, corpora, tokenizer, cache, _ignore)[0]
+        return Validation(store, tokenizer, batch_tokens=budget, masked=masked), None
     # No pair is left out of a test but what the model cannot read at all.
     store = prepare(corpora, tokenizer, cache, Cleaning(config.model.positions.max_length - 1, 1e9))
     pairs = [pair for corpus, _ in corpora for pair in read_pairs(corpus)]
-    return Validation(store, tokenizer, budget=budget, score=score, pairs=pairs, beams=config.train.beam), None
+    return Validation(store, tokenizer, batch_tokens=budget, score=score, pairs=pairs, beams=config.train.beam), None
 
 
 def _hold_out(store: Store, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -319,7 +327,7 @@ def _hold_out(store: Store, seed: int) -> tuple[NDArray[np.int64], NDArray[np.in
     return np.sort(order[:count]), np.sort(order[count:])
 
 
-def _warn_of_leaks(store: Store, tell: Sink) -> None:
+def _warn_of_leaks(store: Store, sink: Sink) -> None:
     """A source that has the answer in it teaches nothing but to copy."""
     if store.source is None:
         return
@@ -330,7 +338,7 @@ def _warn_of_leaks(store: Store, tell: Sink) -> None:
             looked += 1
             leaks += target in source
     if looked >= 20 and leaks > 0.2 * looked:
-        tell(
+        sink(
             Warned(
                 0,
                 f"in {leaks} of {looked} pairs looked at, the source has the whole target in it; the model will learn "
@@ -339,13 +347,13 @@ def _warn_of_leaks(store: Store, tell: Sink) -> None:
         )
 
 
-def _text(stores: Sequence[Store], validation: Validation | None) -> list[list[Any]]:
+def _fingerprint(stores: Sequence[Store], validation: Validation | None) -> list[list[Any]]:
     """What a run is trained and tested on, by its content: the files may have been moved when it is resumed."""
     tested = [] if validation is None else [validation.store]
     return [[store.folder.name, *(part.weight for part in store.parts)] for store in (*stores, *tested)]
 
 
-def _compare(folder: Path, text: list[list[Any]]) -> None:
+def _check_fingerprint(folder: Path, text: list[list[Any]]) -> None:
     known = json.loads((folder / "run.json").read_text("utf-8")).get("text", text)
     if known != text:
         raise InputError(
@@ -354,18 +362,18 @@ def _compare(folder: Path, text: list[list[Any]]) -> None:
         )
 
 
-def _write(
-    folder: Path, request: Request, config: Config, tokenizer: Tokenizer, store: Store, text: list[list[Any]]
+def _save_options(
+    folder: Path, options: RunOptions, config: Config, tokenizer: Tokenizer, store: Store, text: list[list[Any]]
 ) -> None:
     about: dict[str, Any] = {
         "config": config.model_dump(mode="json"),
-        "train": request.train._asdict(),
-        "valid": request.valid._asdict(),
-        "start": request.start,
+        "train": options.train._asdict(),
+        "valid": options.valid._asdict(),
+        "init_from": options.init_from,
         "text": text,
     }
     if store.source is not None:
-        about["usual_length"] = _usual_length(store, tokenizer)
+        about["usual_length"] = _trained_source_length(store, tokenizer)
     # In this order: where there is a run.json, there is all that it needs.
     files = {**tokenizer.files, "run.json": json.dumps(about, indent=2).encode() + b"\n"}
     try:
@@ -374,7 +382,7 @@ def _write(
         raise CheckpointError(f"{folder}: the run cannot be written: {error.strerror}.") from None
 
 
-def _usual_length(store: Store, tokenizer: Tokenizer) -> int:
+def _trained_source_length(store: Store, tokenizer: Tokenizer) -> int:
     """Tokens that sources have here. A longer text is translated sentence by sentence, later on; and any text, where
     sources here are single sentences."""
     assert store.source is not None  # noqa: S101 - who asks has seen it
@@ -384,27 +392,27 @@ def _usual_length(store: Store, tokenizer: Tokenizer) -> int:
     return int(np.quantile(store.source.lengths, 0.99)) if np.mean(several) > 0.02 else 1
 
 
-def _reopen(request: Request) -> tuple[Request, Config]:
+def _load_options(options: RunOptions) -> tuple[RunOptions, Config]:
     """A run that is resumed goes on as it was started; only what does not change its course may be set anew."""
-    path = request.folder / "run.json"
+    path = options.out / "run.json"
     try:
         about = json.loads(path.read_text("utf-8"))
         config = Config(**about["config"])
-        inputs = {name: Inputs(**about[name]) for name in ("train", "valid")}
+        inputs = {name: TextFiles(**about[name]) for name in ("train", "valid")}
     except OSError:
         raise CheckpointError(
-            f"{request.folder}: there is no run here to resume; leave out --resume to begin one."
+            f"{options.out}: there is no run here to resume; leave out --resume to begin one."
         ) from None
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{path}: this is not what a run was started with.") from None
-    if request.preset or request.file or request.sets or request.start:
+    if options.preset or options.config or options.set or options.init_from:
         raise InputError(
             "a run that is resumed keeps its configuration; leave out --preset, --config, --set and --from."
         )
-    training = request.train if request.train.corpora() else inputs["train"]
-    testing = request.valid if request.valid.corpora() else inputs["valid"]
-    return request._replace(train=training, valid=testing, start=about["start"]), config
+    training = options.train if options.train.corpora() else inputs["train"]
+    testing = options.valid if options.valid.corpora() else inputs["valid"]
+    return options._replace(train=training, valid=testing, init_from=about["init_from"]), config
 
 
-def _nothing(_: Any) -> None:
+def _ignore(_: Any) -> None:
     """Said to nobody."""

@@ -14,17 +14,17 @@ from sightline.checkpoint import write_whole
 from sightline.errors import CheckpointError
 from sightline.train.events import Event, Finished, Progress, Saved, Sink, Started, Validated, Warned
 
-__all__ = ["Lines", "Metrics", "ProgressBar", "TensorBoard", "all_of"]
+__all__ = ["Lines", "Metrics", "ProgressBar", "TensorBoard", "tee"]
 
 
-def all_of(sinks: list[Sink]) -> Sink:
+def tee(sinks: list[Sink]) -> Sink:
     """One sink that tells them all."""
 
-    def tell(event: Event) -> None:
+    def emit(event: Event) -> None:
         for sink in sinks:
             sink(event)
 
-    return tell
+    return emit
 
 
 class Metrics:
@@ -123,7 +123,7 @@ class Lines:
 
     def __call__(self, event: Event) -> None:
         self.steps = event.steps if isinstance(event, Started) else self.steps
-        for line in told(event, self.steps):
+        for line in describe(event, self.steps):
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -145,7 +145,7 @@ class ProgressBar:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Progress):
-            self.bar.update(self.task, completed=event.step, description=f"{short(event)}{self.best}")
+            self.bar.update(self.task, completed=event.step, description=f"{summary(event)}{self.best}")
             return
         if isinstance(event, Validated) and event.best:
             self.best = "".join(f"  {name} {value:.1f}" for name, value in list(event.scores.items())[:1])
@@ -161,7 +161,7 @@ class ProgressBar:
         self.bar.stop()
 
 
-def told(event: Event, steps: int) -> Iterator[str]:
+def describe(event: Event, steps: int) -> Iterator[str]:
     """An event in words."""
     if isinstance(event, Started):
         where = f"on {event.processes} x {event.device}" if event.processes > 1 else f"on {event.device}"
@@ -172,7 +172,7 @@ def told(event: Event, steps: int) -> Iterator[str]:
         if event.step:
             yield f"going on after step {event.step:,}"
     elif isinstance(event, Progress):
-        yield f"step {event.step:,}/{steps:,}  {short(event)}"
+        yield f"step {event.step:,}/{steps:,}  {summary(event)}"
     elif isinstance(event, Validated):
         scores = "".join(f"  {name} {value:.2f}" for name, value in event.scores.items())
         which = "" if event.weights == "weights" else f"  ({event.weights})"
@@ -197,7 +197,7 @@ def _cut(text: str, longest: int = 160) -> str:
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
-def short(event: Progress) -> str:
+def summary(event: Progress) -> str:
     """A report in one line."""
     return (
         f"epoch {event.epoch:.1f}  loss {event.loss:.3f}  lr {event.learning_rate:.2e}  "

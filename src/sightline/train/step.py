@@ -17,7 +17,7 @@ from sightline.data.batches import Batch
 from sightline.data.feed import Update
 from sightline.model.kernels import share_keys
 from sightline.model.transformer import DecoderOnly, EncoderDecoder, Model
-from sightline.train.distributed import World, whole
+from sightline.train.distributed import World, full_tensor
 from sightline.train.loss import Loss, linear_cross_entropy
 from sightline.train.optimizer import make_optimizers
 
@@ -83,7 +83,7 @@ class Step:
         graphs: bool = False,
     ) -> None:
         self.model, self.config, self.device, self.processes, self.bfloat16 = model, config, device, processes, bfloat16
-        self.keys = share_keys(model, device) if device.type == "cuda" else None
+        self.dropout_seeds = share_keys(model, device) if device.type == "cuda" else None
         if compiled:
             _compile(model)
         self.objective = wrap(Objective(model, config.smoothing, config.r_drop, compiled))
@@ -91,14 +91,14 @@ class Step:
         self.rate = torch.zeros((), device=device)
         self.optimizers = make_optimizers(model, config, self.rate)
         self.average = [p.detach().clone() for p in self.parameters] if config.ema else []
-        self.forgetting = torch.zeros((), device=device)
+        self.average_rate = torch.zeros((), device=device)
         self.scale = torch.zeros((), device=device)
         self.sums = torch.zeros(len(Sums._fields), device=device)
         self.graphs = _Graphs(device) if graphs else None
         # One batch is the whole update: its gradients are made and used up inside one recording, and nothing is added
         # to them. Otherwise they lie at a fixed place, to which every recording adds.
-        self.at_once = graphs and processes == config.accumulate == 1
-        if graphs and not self.at_once:
+        self.single_batch = graphs and processes == config.accumulate == 1
+        if graphs and not self.single_batch:
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
 
@@ -108,30 +108,30 @@ class Step:
         # Gradients of processes are averaged, and the loss is a mean over the tokens of all of them.
         self.scale.fill_(self.processes / max(update.tokens, 1))
         if self.config.ema:
-            self.forgetting.fill_(1 - min(self.config.ema, step / (step + 10)))
+            self.average_rate.fill_(1 - min(self.config.ema, step / (step + 10)))
         with self._stream():
             for place, (number, batch) in enumerate(update.batches):
                 torch.manual_seed(seed_of(self.config.seed, step, number))
                 last = place == len(update.batches) - 1
                 with contextlib.nullcontext() if last else self._unsynchronised():
-                    self._run(self._update if self.at_once else self._accumulate, batch)
+                    self._run(self._update if self.single_batch else self._accumulate, batch)
             self.sums[2] += update.tokens / self.processes
-            if not self.at_once:
-                self._run(self._move, None)
+            if not self.single_batch:
+                self._run(self._apply, None)
 
     def _update(self, batch: Batch) -> None:
         self._accumulate(batch)
-        self._move(None)
+        self._apply(None)
 
     def _accumulate(self, batch: Batch) -> None:
-        if self.keys is not None:
-            self.keys.random_(-(2**31), 2**31 - 1)
+        if self.dropout_seeds is not None:
+            self.dropout_seeds.random_(-(2**31), 2**31 - 1)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16):
             loss = self.objective(batch)
         (loss.smoothed * self.scale).backward()
         self.sums[:2] += torch.stack([loss.smoothed.detach(), loss.nll])
 
-    def _move(self, _: None) -> None:
+    def _apply(self, _: None) -> None:
         """From gradients to weights."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=self.device.type != "mps")
@@ -139,12 +139,12 @@ class Step:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.config.clip, norm)
         for optimizer in self.optimizers:
             optimizer.step()
-            optimizer.zero_grad(set_to_none=self.at_once or self.graphs is None)
+            optimizer.zero_grad(set_to_none=self.single_batch or self.graphs is None)
         if self.average:
             moves = torch._foreach_sub([p.detach() for p in self.parameters], self.average)
-            torch._foreach_mul_(moves, self.forgetting)
+            torch._foreach_mul_(moves, self.average_rate)
             torch._foreach_add_(self.average, moves)
-        self.sums[3] += whole(norm)
+        self.sums[3] += full_tensor(norm)
         self.sums[4] += 1
 
     def take(self, world: World) -> Sums:
@@ -171,7 +171,7 @@ class Step:
             self.graphs.run(work, batch)
 
     def _stream(self) -> Any:
-        return contextlib.nullcontext() if self.graphs is None else self.graphs.on_its_stream()
+        return contextlib.nullcontext() if self.graphs is None else self.graphs.on_stream()
 
     def _unsynchronised(self) -> Any:
         """Where gradients are only added up, processes need not talk."""
@@ -207,7 +207,7 @@ class _Graphs:
         self.device = device
 
     @contextlib.contextmanager
-    def on_its_stream(self) -> Any:
+    def on_stream(self) -> Any:
         """All work is on one stream of its own; what else is done on the device waits for it."""
         usual = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(usual)

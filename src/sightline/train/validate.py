@@ -17,14 +17,14 @@ from sightline.search.recorded import forget
 from sightline.text.tokenizer import Tokenizer
 from sightline.train.step import Objective
 
-__all__ = ["Result", "Scorer", "Validation"]
+__all__ = ["ScoreFunction", "Validation", "ValidationResult"]
 
-Scorer = Callable[[Sequence[str], Sequence[str]], dict[str, float]]
+ScoreFunction = Callable[[Sequence[str], Sequence[str]], dict[str, float]]
 """From translations and references to scores by name."""
 SAMPLES = 3
 
 
-class Result(NamedTuple):
+class ValidationResult(NamedTuple):
     """What a test found."""
 
     loss: float
@@ -44,9 +44,9 @@ class Validation:
         store: Store,
         tokenizer: Tokenizer,
         *,
-        budget: int,
+        batch_tokens: int,
         masked: int | None = None,
-        score: Scorer | None = None,
+        score: ScoreFunction | None = None,
         pairs: Sequence[tuple[str, str]] = (),
         beams: int = 1,
         only: NDArray[np.int64] | None = None,
@@ -57,12 +57,12 @@ class Validation:
         if store.source is not None:
             longest = max(longest, int(store.source.lengths.max()) + 1)
         self.store = store
-        self.feed = Feed([store], budget=max(budget, longest), seed=0, masked=masked, only=only)
+        self.feed = Feed([store], budget=max(batch_tokens, longest), seed=0, masked=masked, only=only)
         self.tokenizer, self.score, self.pairs, self.beams = tokenizer, score, pairs, beams
         self.sources = tokenizer.source.encode([source for source, _ in pairs])
 
     @torch.no_grad()
-    def __call__(self, model: Model, *, bfloat16: bool) -> Result:
+    def __call__(self, model: Model, *, bfloat16: bool) -> ValidationResult:
         """Test a model as it is now; it trains on afterwards. Layers that were compiled for training are not compiled
         again for the many shapes of a test, which would take a minute."""
         device, training = next(model.parameters()).device, model.training
@@ -72,7 +72,7 @@ class Validation:
                 with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
                     loss = self.loss(Objective(model, 0.0), device)
                 if not (self.pairs and isinstance(model, EncoderDecoder)):
-                    return Result(loss, {}, [])
+                    return ValidationResult(loss, {}, [])
                 # Longer sources than the model can read are answered as far as it can.
                 limit = model.config.positions.max_length - 1
                 found = find(model, [ids[:limit] for ids in self.sources], SearchConfig(beams=self.beams))
@@ -82,7 +82,7 @@ class Validation:
         texts = [self.tokenizer.decode(best.ids) for (best, *_) in found]
         scores = self.score(texts, [reference for _, reference in self.pairs]) if self.score else {}
         samples = [(*pair, text) for pair, text in zip(self.pairs[:SAMPLES], texts, strict=False)]
-        return Result(loss, scores, samples)
+        return ValidationResult(loss, scores, samples)
 
     @torch.no_grad()
     def loss(self, objective: torch.nn.Module, device: torch.device) -> float:

@@ -6,11 +6,11 @@ from sightline.errors import InputError
 from sightline.model.transformer import Model, build
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["with_vocabulary"]
+__all__ = ["replace_vocabulary"]
 
 
 @torch.no_grad()
-def with_vocabulary(model: Model, old: Tokenizer, new: Tokenizer) -> Model:
+def replace_vocabulary(model: Model, old: Tokenizer, new: Tokenizer) -> Model:
     """The same model for another tokenizer. The row of a token that both know is kept; a new token begins with the mean
     of the rows by which the old tokenizer writes it."""
     if old.files == new.files:

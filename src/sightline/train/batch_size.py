@@ -11,15 +11,15 @@ from sightline.model.mask import PackedRows
 from sightline.model.transformer import EncoderDecoder, build
 from sightline.train.step import Step
 
-__all__ = ["find_budget"]
+__all__ = ["find_batch_tokens"]
 
-ROW = 64
-MOST = 131_072
-SHARE = 0.8
+ROW_LENGTH = 64
+MAX_BATCH_TOKENS = 131_072
+MEMORY_SHARE = 0.8
 """Of the memory; the rest is for what differs from step to step."""
 
 
-def find_budget(config: Config, device: torch.device) -> int:
+def find_batch_tokens(config: Config, device: torch.device) -> int:
     """Two small steps on made-up text are measured, and the line through them is followed to where memory is full. A
     CPU gets the usual 4,096 tokens: there, larger batches only use more memory."""
     if device.type != "cuda":
@@ -27,11 +27,11 @@ def find_budget(config: Config, device: torch.device) -> int:
     small, large = 8192, 16_384
     peaks = [_peak(config, device, tokens) for tokens in (small, large)]
     slope = max((peaks[1] - peaks[0]) / (large - small), 1.0)
-    room = SHARE * torch.cuda.get_device_properties(device).total_memory - peaks[0]
+    room = MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory - peaks[0]
     budget = int(small + room / slope)
-    if budget < ROW:
-        return ROW
-    return min(MOST, budget // ROW * ROW)
+    if budget < ROW_LENGTH:
+        return ROW_LENGTH
+    return min(MAX_BATCH_TOKENS, budget // ROW_LENGTH * ROW_LENGTH)
 
 
 def _peak(config: Config, device: torch.device, tokens: int) -> int:
@@ -41,8 +41,8 @@ def _peak(config: Config, device: torch.device, tokens: int) -> int:
     with torch.random.fork_rng(devices=[device]):
         model = build(config.model).to(device).train()
         step = Step(model, config.train, device, bfloat16=torch.cuda.is_bf16_supported())
-        ids = torch.full((tokens // ROW, ROW), 5)
-        rows = PackedRows(torch.zeros_like(ids), torch.arange(ROW).expand_as(ids))
+        ids = torch.full((tokens // ROW_LENGTH, ROW_LENGTH), 5)
+        rows = PackedRows(torch.zeros_like(ids), torch.arange(ROW_LENGTH).expand_as(ids))
         pairs = isinstance(model, EncoderDecoder)
         batch = Batch(ids if pairs else None, rows if pairs else None, ids, ids, rows, tokens)
         for number in (1, 2):
