@@ -27,9 +27,9 @@ from sightline.backends.ctranslate2 import CTranslate2Search
 from sightline.checkpoint import load_model, load_tokenizer
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
+from sightline.files import optional_import
 from sightline.folders import model_folder
 from sightline.interop.export import Difference, Kind, export
-from sightline.interop.hugging_face import library
 from sightline.interop.hugging_face_files import quiet
 from sightline.interop.onnx import OnnxModel
 from sightline.search.find import find
@@ -42,8 +42,8 @@ TIE = 1e-4
 def hugging_face(folder: Path) -> System:
     """As its users call it, with our rules of when a search is over."""
     with quiet():
-        model = library().AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
-        words = library().AutoTokenizer.from_pretrained(folder)
+        model = optional_import("transformers", extra="export").AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+        words = optional_import("transformers", extra="export").AutoTokenizer.from_pretrained(folder)
 
     @torch.no_grad()
     def system(texts: Sequence[str], beams: int) -> list[str]:

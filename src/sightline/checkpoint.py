@@ -7,7 +7,6 @@ A model is a folder with `config.json`, `model.safetensors` and, once there is a
 
 import contextlib
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +19,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from sightline.config import ModelConfig
-from sightline.errors import CheckpointError, ConfigError, InputError
+from sightline.errors import CheckpointError, ConfigError
+from sightline.files import read_json_object, sync_folder, write_files
 from sightline.model.transformer import Model, build
 from sightline.text.tokenizer import FILE, SOURCE_FILE, Tokenizer
 
@@ -37,8 +37,6 @@ __all__ = [
     "read_config",
     "save_model",
     "save_state",
-    "write_whole",
-    "writing_folder",
     "writing_state",
 ]
 
@@ -71,64 +69,7 @@ def save_weights(
     }
     if tokenizer is not None:
         files |= tokenizer.files
-    try:
-        write_whole(Path(folder), files)
-    except OSError as error:
-        raise CheckpointError(f"{folder}: the model cannot be written: {error.strerror}.") from None
-
-
-def write_whole(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files so that each is there whole or as it was before."""
-    beside = {name: folder / f".{name}.partial" for name in files}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
-            with beside[name].open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        for name, path in beside.items():
-            path.replace(folder / name)
-    except OSError:
-        for path in beside.values():
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-        raise
-
-
-@contextlib.contextmanager
-def writing_folder(folder: Path, mark: str, kind: str) -> Iterator[Path]:
-    """A folder for other software, there whole or not at all: the block writes into a draft beside it, which then takes
-    its place. An older one of this kind is replaced. It is known by a file `mark`, and a config.json that speaks of
-    Sightline; `kind` is what such a model is called."""
-    if not _may_replace(folder, mark):
-        raise InputError(f"{folder}: this is there already, and is no {kind} model; name another folder.")
-    draft, old = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.old")
-    try:
-        for path in (draft, old):
-            shutil.rmtree(path, ignore_errors=True)
-        draft.mkdir(parents=True)
-        yield draft
-        if folder.exists():
-            folder.replace(old)
-        draft.replace(folder)
-    except OSError as error:
-        raise CheckpointError(f"{folder}: the model cannot be written: {error.strerror}.") from None
-    finally:
-        if old.exists() and not folder.exists():
-            old.replace(folder)
-        for path in (draft, old):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _may_replace(folder: Path, mark: str) -> bool:
-    """Nothing is lost that was not written here."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return True
-    try:
-        return (folder / mark).exists() and "sightline" in json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
+    write_files(folder, files)
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
@@ -145,7 +86,7 @@ def save_state(folder: Path, step: int, tensors: Mapping[str, Tensor], about: Ma
     """Keep the state of a training run, in place of older ones. Until it is whole on the disk, the older ones stay."""
     with writing_state(folder):
         draft = begin_state(folder, step)
-        write_whole(draft, {"state.safetensors": save({n: v.detach().contiguous().cpu() for n, v in tensors.items()})})
+        write_files(draft, {"state.safetensors": save({n: v.detach().contiguous().cpu() for n, v in tensors.items()})})
         return finish_state(folder, step, about)
 
 
@@ -154,12 +95,12 @@ def writing_state(folder: Path) -> Iterator[None]:
     """What fails in the block leaves nothing half-written, and is told in a sentence."""
     try:
         yield
-    except OSError as error:
+    except (OSError, CheckpointError) as error:
         for draft in folder.glob(".step-*.partial"):
             shutil.rmtree(draft, ignore_errors=True)
-        raise CheckpointError(
-            f"{folder}: the state of the run cannot be written: {error.strerror}; what was saved before is still there."
-        ) from None
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{folder}: cannot be written: {error.strerror}.", value=folder) from None
 
 
 def begin_state(folder: Path, step: int) -> Path:
@@ -173,12 +114,12 @@ def begin_state(folder: Path, step: int) -> Path:
 def finish_state(folder: Path, step: int, about: Mapping[str, Any]) -> Path:
     """Once all tensors are written: make it the state of the run."""
     draft, kept = _draft(folder, step), folder / f"step-{step:08}"
-    write_whole(draft, {"state.json": json.dumps({"format": FORMAT, **about}, indent=2).encode() + b"\n"})
+    write_files(draft, {"state.json": json.dumps({"format": FORMAT, **about}, indent=2).encode() + b"\n"})
     for path in draft.iterdir():
-        _to_disk(path)
+        sync_folder(path)
     shutil.rmtree(kept, ignore_errors=True)  # the same step, once more: nothing new would be lost
     draft.replace(kept)
-    _to_disk(folder)
+    sync_folder(folder)
     for old in _states(folder):
         if old != kept:
             shutil.rmtree(old, ignore_errors=True)
@@ -200,7 +141,7 @@ def load_state(
     """What `save_state` kept. Where processes wrote the state in parts, each reads its own parts of a tensor for which
     `like` has one that lies in parts, and other tensors whole."""
     try:
-        about = json.loads((folder / "state.json").read_text("utf-8"))
+        about = read_json_object(folder / "state.json")
         if (folder / "state.safetensors").exists():
             return load_file(folder / "state.safetensors"), about
         return _load_parts(folder, like), about
@@ -227,15 +168,6 @@ def _load_parts(folder: Path, like: Callable[[str], Tensor | None]) -> dict[str,
 
 def _states(folder: Path) -> Iterable[Path]:
     return folder.glob("step-*") if folder.is_dir() else ()
-
-
-def _to_disk(folder: Path) -> None:
-    """A new name in a folder is safe once the folder itself is on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def load_model(folder: Path | str, device: torch.device | str = "cpu") -> Model:

@@ -2,9 +2,8 @@
 
 import os
 from pathlib import Path
-from typing import IO
 
-__all__ = ["cache_folder", "kept_file", "lock", "made_from", "model_folder", "shipped"]
+__all__ = ["cache_folder", "kept_file", "made_from", "model_folder", "shipped"]
 
 SHIPPED = Path(__file__).parent / "shipped"
 
@@ -39,22 +38,6 @@ def kept_file(folder: Path, name: str) -> Path:
 def cache_folder() -> Path:
     """What can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sightline"
-
-
-def lock(file: IO[bytes], *, wait: bool) -> bool:
-    """Whether an open file is ours alone, among those who lock it, until it is closed. Where files cannot be locked, it
-    is. `wait` for whoever has it."""
-    try:
-        import fcntl  # noqa: PLC0415 - Windows has none
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True
 
 
 def _is_model(folder: Path) -> bool:

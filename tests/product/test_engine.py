@@ -117,7 +117,7 @@ def test_what_only_ctranslate2_does_is_not_done_otherwise(taught, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     assert sightline.load(taught).fast is None
     for options in ({"precision": "int8"}, {"shortlist": True}):
-        with pytest.raises(InputError, match="pip install ctranslate2"):
+        with pytest.raises(InputError, match="pip install 'sightline"):
             sightline.load(taught, **options)
 
 

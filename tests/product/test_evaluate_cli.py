@@ -251,7 +251,7 @@ def test_what_cannot_be_scored_is_one_sentence(run, corpus, monkeypatch):
         (["bad", *on, "--comet"], "COMET looks at the source too; name the text to translate by --source."),
         (
             ["bad", *on, "--comet", "--source", "test.en"],
-            "COMET needs the package unbabel-comet; pip install unbabel-comet.",
+            "The package comet is not installed. Run `pip install unbabel-comet`.",
         ),
     ]:
         assert run(*arguments) == (2, "", sentence)

@@ -291,5 +291,5 @@ def test_names_that_are_none():
 
 def test_the_library_is_named_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(InputError, match="pip install huggingface_hub"):
+    with pytest.raises(InputError, match="pip install 'sightline"):
         fetch(NAME)

@@ -485,7 +485,7 @@ def test_what_is_missing_or_odd_is_refused_by_name(cutter, words, tmp_path):
             read_ctranslate2(folder)
     for name, message in (
         ("shared_vocabulary.json", "there is no target_vocabulary.json or target_vocabulary.txt"),
-        ("config.json", "config.json: this is not there, or no JSON object"),
+        ("config.json", "config.json: not a JSON object"),
         ("model.bin", "there is no model.bin here"),
     ):
         (folder / name).unlink()
@@ -600,7 +600,7 @@ def test_a_package_that_cannot_be_trusted_is_refused(cutter, words, tmp_path):
             "would be 20,000,000 bytes, which it cannot be",
         ),
         ({"more": {"metadata.json": None}}, CheckpointError, "there is no metadata.json"),
-        ({"more": {"metadata.json": b"["}}, CheckpointError, r"metadata.json: this is not there, or no JSON object"),
+        ({"more": {"metadata.json": b"["}}, CheckpointError, r"metadata.json: not a JSON object"),
         ({"more": {"model/model.bin": None}}, CheckpointError, "there is no model.bin here"),
         ({"more": {"model/model.bin": b"nonsense"}}, CheckpointError, "has version"),
         ({"more": {"sentencepiece.model": None}}, CheckpointError, r"there is no sentencepiece.model"),

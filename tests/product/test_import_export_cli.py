@@ -91,7 +91,7 @@ def test_an_older_folder_of_the_kind_is_replaced_and_no_other(taught, tmp_path, 
         export(model, tokenizer, tmp_path / "out", kind, verify=False)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text("{}")
-    with pytest.raises(InputError, match="this is there already"):
+    with pytest.raises(InputError, match="exists and is not a model (exported|converted) by"):
         export(model, tokenizer, tmp_path / "other", kind, verify=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
 
@@ -120,7 +120,7 @@ def test_mistakes_are_told_in_a_sentence_and_leave_nothing(taught, tmp_path):
     assert "no package of Argos Translate" in sentence(run("import", tmp_path / "x.argosmodel", "--out", out))
     assert "there is a model here already" in sentence(run("import", tmp_path / "empty", "--out", taught))
     assert "is for ctranslate2" in sentence(run("export", taught, "--to", "onnx", "--out", out, "--precision", "int8"))
-    assert "this is there already" in sentence(run("export", taught, "--to", "onnx", "--out", taught))
+    assert "exists and is not a model exported by" in sentence(run("export", taught, "--to", "onnx", "--out", taught))
     assert "there is no model here" in sentence(run("export", tmp_path / "empty", "--to", "onnx", "--out", out))
     assert run("export", taught, "--to", "paper", "--out", out).returncode == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "x.argosmodel"]

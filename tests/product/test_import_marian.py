@@ -547,5 +547,5 @@ def test_one_embedding_needs_one_vocabulary(tmp_path):
 
 def test_yaml_is_named_where_it_is_missing(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(InputError, match="pip install pyyaml"):
+    with pytest.raises(InputError, match="pip install 'sightline"):
         read_marian(folder)

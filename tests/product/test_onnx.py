@@ -314,7 +314,7 @@ def test_what_fails_leaves_what_was_there(words, tmp_path, monkeypatch):
     for before in ([], ["model"]):
         with monkeypatch.context() as patch:
             patch.setattr(Path, "write_bytes", full)
-            with pytest.raises(CheckpointError, match="the model cannot be written: No space left on device"):
+            with pytest.raises(CheckpointError, match="cannot be written: No space left on device"):
                 export(small(), words, folder)
         with monkeypatch.context() as patch:
             patch.setattr(ours, "_write_graphs", lambda *_: 1 / 0)
@@ -325,7 +325,7 @@ def test_what_fails_leaves_what_was_there(words, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         move = Path.replace
         patch.setattr(Path, "replace", lambda path, to: full() if "partial" in path.name else move(path, to))
-        with pytest.raises(CheckpointError, match="the model cannot be written: No space left on device"):
+        with pytest.raises(CheckpointError, match="cannot be written: No space left on device"):
             export(small(), words, folder)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (folder / "config.json").exists()
@@ -335,7 +335,7 @@ def test_what_is_not_ours_is_neither_replaced_nor_read(words, tmp_path, monkeypa
     for name, text in (("letters", "{}"), ("ctranslate2", '{"sightline": {"max_length": 9}}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(text)
-        with pytest.raises(InputError, match="this is there already, and is no exported model; name another folder"):
+        with pytest.raises(InputError, match="not a model exported by"):
             export(small(), words, tmp_path / name)
     for name in ("letters", "ctranslate2", "nowhere"):
         with pytest.raises(CheckpointError, match=f"{name}: this is no model that was exported to ONNX"):
@@ -354,9 +354,9 @@ def test_without_the_packages_it_says_how_to_get_them(words, tmp_path, monkeypat
     _, folder = exported("paper")
     for name in ("onnxscript", "onnxruntime"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InputError, match="this needs the package onnxscript; pip install onnxscript brings it"):
+    with pytest.raises(InputError, match="onnxscript is not installed.*pip install 'sightline"):
         export(small(), words, tmp_path / "model")
-    with pytest.raises(InputError, match="this needs the package onnxruntime; pip install onnxruntime brings it"):
+    with pytest.raises(InputError, match="onnxruntime is not installed.*pip install 'sightline"):
         OnnxModel(folder)
     assert not list(tmp_path.iterdir())
 

@@ -183,5 +183,5 @@ def test_what_cannot_be_scored_is_told():
 
 def test_comet_says_how_it_is_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "comet", None)
-    with pytest.raises(InputError, match=r"^COMET needs the package unbabel-comet; pip install unbabel-comet\.$"):
+    with pytest.raises(InputError, match=r"pip install unbabel-comet"):
         comet.load()

@@ -253,14 +253,14 @@ def test_a_full_disk_is_told_in_a_sentence_and_leaves_nothing(table, tmp_path, l
     write(table.path, [("the dog", "der Hund")] * 500)
     command = [sys.executable, "-c", FULL, str(model), str(table.path), str(cache), str(limit)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stderr == f"{cache}: the tokenised corpus cannot be written: File too large.\n"
+    assert done.stderr == f"{cache}: cannot be written: File too large.\n"
     assert list(cache.iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_a_folder_is_told_in_a_sentence(table, tmp_path):
     cache = tmp_path / "cache"
     cache.write_text("a file")
-    with pytest.raises(InputError, match="cache: the tokenised corpus cannot be written: Not a directory"):
+    with pytest.raises(InputError, match="cache: cannot be written: Not a directory"):
         prepare([table], TOKENIZER, cache)
 
 

@@ -32,9 +32,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.backends.ctranslate2_format import SHORTLIST, Precision, library, new_name
+from sightline.backends.ctranslate2_format import SHORTLIST, Precision, new_name
 from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
+from sightline.files import optional_import
 from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.rules import NEVER, bounds
 from sightline.special import END
@@ -113,7 +114,7 @@ class CTranslate2Search:
     ) -> None:
         """`compute_type` need not be what the folder was written in. `threads`: None for as many as there are
         processors. `shortlist`: the file of one, by which it then searches."""
-        package, folder = library(), Path(folder)
+        package, folder = optional_import("ctranslate2", extra="fast"), Path(folder)
         try:
             files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
             about = json.loads(files["config.json"])

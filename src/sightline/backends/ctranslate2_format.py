@@ -6,7 +6,6 @@ source ends in the end token, unless the model says source_end = false).
 """
 
 import contextlib
-import importlib
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -15,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sightline.checkpoint import write_whole, writing_folder
 from sightline.config import ModelConfig, StackConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
-from sightline.folders import lock, made_from
+from sightline.files import lock, optional_import, replacing_folder, write_files
+from sightline.folders import made_from
 from sightline.model.transformer import EncoderDecoder, FeedForward, MultiHeadAttention, Residual, Stack
 from sightline.special import END, START, UNKNOWN
 from sightline.text.shortlist import Shortlist
@@ -30,7 +29,6 @@ __all__ = [
     "Precision",
     "beside",
     "convert",
-    "library",
     "new_name",
     "save_shortlist",
     "spec_of",
@@ -42,14 +40,6 @@ the first line, without a source, stand those that may always come."""
 Precision = Literal["float32", "int8"]
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh", "swish": "SWISH", "swiglu": "SWISH"}
-
-
-def library() -> Any:
-    """The package itself."""
-    try:
-        return importlib.import_module("ctranslate2")
-    except ImportError:
-        raise InputError("this needs the package ctranslate2; pip install ctranslate2 brings it.") from None
 
 
 def beside(path: Path, model: EncoderDecoder, tokenizer: Tokenizer, precision: Precision = "float32") -> Path:
@@ -98,13 +88,13 @@ def convert(
 ) -> None:
     """Write a model in CTranslate2's format, its vocabulary beside it. The folder is there whole or not at all; an
     older one of this kind is replaced."""
-    specs, folder, config = library().specs, Path(folder).absolute(), model.config
+    specs, folder, config = optional_import("ctranslate2", extra="fast").specs, Path(folder).absolute(), model.config
     _refuse(config)
     for side, size in ((tokenizer, config.vocab_size), (tokenizer.source, config.source_vocab_size)):
         if side.size > (size or config.vocab_size):
             raise InputError(f"a vocabulary of {side.size} does not fit a model of {config.vocab_size} tokens.")
     source = _names(tokenizer.source, config.source_vocab_size or config.vocab_size)
-    with writing_folder(folder, "model.bin", "converted") as draft:
+    with replacing_folder(folder, "model.bin", "converted") as draft:
         spec = spec_of(specs, model)
         _tell(spec, config, source, _names(tokenizer, config.vocab_size))
         spec.validate()
@@ -124,10 +114,7 @@ def save_shortlist(shortlist: Shortlist, tokenizer: Tokenizer, folder: Path | st
     sources = enumerate(_names(tokenizer.source, tokenizer.source.size))
     rows += [(name, shortlist.of(i)) for i, name in sources if _plain(name) and shortlist.of(i)]
     text = "".join(f"{name}\t{' '.join(names[i] for i in allowed if plain[i])}\n" for name, allowed in rows)
-    try:
-        write_whole(path.parent, {path.name: text.encode()})
-    except OSError as error:
-        raise CheckpointError(f"{path}: the shortlist cannot be written: {error.strerror}.") from None
+    write_files(path.parent, {path.name: text.encode()})
 
 
 def _plain(name: str) -> bool:

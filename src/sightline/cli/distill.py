@@ -113,10 +113,6 @@ def _check_student(about: dict[str, Any]) -> None:
 
 
 def _begin(out: Path, asked: dict[str, Any]) -> None:
-    from sightline.checkpoint import write_whole
-    from sightline.errors import CheckpointError
+    from sightline.files import write_files
 
-    try:
-        write_whole(out, {ABOUT: json.dumps(asked, indent=2, ensure_ascii=False).encode() + b"\n"})
-    except OSError as error:
-        raise CheckpointError(f"{out}: the folder cannot be written: {error.strerror}.") from None
+    write_files(out, {ABOUT: json.dumps(asked, indent=2, ensure_ascii=False).encode() + b"\n"})

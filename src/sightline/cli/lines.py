@@ -51,7 +51,7 @@ def check_files(paths: Iterable[Path]) -> None:
 def only_writer(out: Path | None) -> Iterator[None]:
     """Inside the block the file is there, and nobody else goes on with it."""
     from sightline.errors import InputError
-    from sightline.folders import lock
+    from sightline.files import lock
 
     if out is None:
         yield

@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import threading
 import weakref
 import zlib
@@ -26,6 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sightline.data.corpus import Corpus, Dialogue, Parallel, Table, Text, read_dialogues, read_documents, read_pairs
 from sightline.errors import InputError
+from sightline.files import draft_folder, read_json_object
 from sightline.special import END
 from sightline.text.tokenizer import Tokenizer
 
@@ -137,7 +137,7 @@ class Store:
     """A tokenised corpus, or several, one after another."""
 
     def __init__(self, folder: Path, weights: Sequence[float] | None = None) -> None:
-        about = json.loads((folder / "store.json").read_text())
+        about = read_json_object(folder / "store.json")
         sides = {name: Side(folder, name, dtype) for name, dtype in about["sides"].items()}
         self.folder = folder
         self.counts = Counts(**about["counts"])
@@ -267,19 +267,14 @@ def _find_or_make(
     plain = [corpus for corpus, _ in weighted]
     folder = cache / _key(question, plain, tokenizer)
     if not (folder / "store.json").exists():
-        making = folder.with_name(f"{folder.name}.{threading.get_native_id()}.partial")
-        shutil.rmtree(making, ignore_errors=True)
         try:
-            making.mkdir(parents=True)
-            draft = _Draft(making)
-            make(draft, plain)
-            draft.finish()
-            making.replace(folder)
+            with draft_folder(folder, str(threading.get_native_id())) as making:
+                draft = _Draft(making)
+                make(draft, plain)
+                draft.finish()
         except OSError as error:
             if not (folder / "store.json").exists():  # else another process was faster
-                raise InputError(f"{cache}: the tokenised corpus cannot be written: {error.strerror}.") from None
-        finally:
-            shutil.rmtree(making, ignore_errors=True)
+                raise InputError(f"{cache}: cannot be written: {error.strerror}.", value=cache) from None
     return Store(folder, [weight for _, weight in weighted])
 
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from sightline.checkpoint import write_whole
 from sightline.data.builtin import Pair
 from sightline.engine import Engine
-from sightline.errors import CheckpointError, InputError
+from sightline.errors import InputError
+from sightline.files import write_files
 from sightline.search.align import Alignment, Head, Heads, Step, align, every_head, link, weigh
 
 __all__ = ["MOST", "Agreement", "Choice", "agreement", "choose_heads", "gold_of", "save_choice"]
@@ -95,10 +95,7 @@ def save_choice(folder: Path | str, choice: Choice) -> None:
         "error": round(choice.error, 4),
         "pairs": choice.pairs,
     }
-    try:
-        write_whole(Path(folder), {"alignment.json": json.dumps(about, indent=2).encode() + b"\n"})
-    except OSError as error:
-        raise CheckpointError(f"{folder}: the choice of heads cannot be written: {error.strerror}.") from None
+    write_files(folder, {"alignment.json": json.dumps(about, indent=2).encode() + b"\n"})
 
 
 def gold_of(pair: Pair) -> Alignment:

@@ -1,13 +1,12 @@
 """COMET: how good another model finds a translation, given its source and its reference. Only where it is installed."""
 
-import importlib
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 import torch
 
-from sightline.errors import InputError
 from sightline.evaluate.scores import Score
+from sightline.files import optional_import
 
 __all__ = ["MODEL", "load"]
 
@@ -18,10 +17,7 @@ MODEL = "Unbabel/wmt22-comet-da"
 def load(name: str = MODEL) -> Callable[[Sequence[str], Sequence[str], Sequence[str]], Score]:
     """The score as a function of sources, hypotheses and references, with its model loaded: what is missing is told
     before anything is translated."""
-    try:
-        package = importlib.import_module("comet")
-    except ImportError:
-        raise InputError("COMET needs the package unbabel-comet; pip install unbabel-comet.") from None
+    package = optional_import("comet", package="unbabel-comet")
     model = package.load_from_checkpoint(package.download_model(name))
     signature = f"model:{name}|version:{version('unbabel-comet')}"
 

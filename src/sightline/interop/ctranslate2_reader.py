@@ -29,9 +29,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.backends.ctranslate2_format import ACTIVATIONS, library, new_name, spec_of
+from sightline.backends.ctranslate2_format import ACTIVATIONS, new_name, spec_of
 from sightline.config import ModelConfig, PositionsConfig
 from sightline.errors import CheckpointError, ConfigError
+from sightline.files import optional_import, parse_json_object
 from sightline.interop.numbers import adopted
 from sightline.model.transformer import EncoderDecoder, sinusoids
 from sightline.text.tokenizer import Tokenizer
@@ -84,7 +85,7 @@ def read_argos(path: Path | str) -> tuple[EncoderDecoder, Tokenizer]:
 
 
 def _package(files: Files, where: Path) -> tuple[EncoderDecoder, Tokenizer]:
-    about = _object(files.get("metadata.json"), where / "metadata.json")
+    about = parse_json_object(files.get("metadata.json", b""), where / "metadata.json")
     for field, value in (("type", "translate"), ("target_prefix", "")):
         if about.get(field) not in (None, value):
             raise ConfigError(f"{where}: {field} = {about[field]!r} is not supported; only {value!r} is.")
@@ -147,16 +148,6 @@ def _chosen(entries: list[zipfile.ZipInfo], where: Path) -> dict[str, zipfile.Zi
             raise CheckpointError(
                 f"{where}: {entry.filename!r} would be {entry.file_size:,} bytes, which it cannot be."
             )
-    return found
-
-
-def _object(text: bytes | None, where: Path) -> dict[str, Any]:
-    try:
-        found = None if text is None else json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{where}: this is not there, or no JSON object.")
     return found
 
 
@@ -319,7 +310,7 @@ def _told(files: Files, theirs: Variables, where: Path) -> Tokens:
     zeros = bool(theirs.scalar("decoder/start_from_zero_embedding", 0))
     about: dict[str, Any] = {}
     if theirs.version >= 6 or "config.json" in files:
-        about = _object(files.get("config.json"), where / "config.json")
+        about = parse_json_object(files.get("config.json", b""), where / "config.json")
     if theirs.version < 6:
         end, unknown = theirs.text("eos_token", "</s>"), theirs.text("unk_token", "<unk>")
         start = theirs.text("bos_token", "<s>") if theirs.scalar("with_target_bos", 1) else end
@@ -390,7 +381,7 @@ def _stack(theirs: Variables, side: str) -> Any:
 
 def _activation(theirs: Variables) -> Any:
     number = theirs.scalar("encoder/activation", 0)
-    kinds = library().specs.Activation
+    kinds = optional_import("ctranslate2", extra="fast").specs.Activation
     gated = "encoder/layer_0/ffn/linear_0_noact/weight" in theirs.names
     for ours, name in ACTIVATIONS.items():
         if getattr(kinds, name) == number and (ours == "swiglu") == (gated and name == "SWISH"):
@@ -450,7 +441,7 @@ def _table(theirs: Variables, name: str, d_model: int) -> PositionsConfig:
 def _fill(model: EncoderDecoder, theirs: Variables) -> None:
     """Put the numbers of a file into a model; each must have its place, and each place its numbers."""
     config, where = model.config, theirs.where
-    spec = spec_of(library().specs, model).variables()
+    spec = spec_of(optional_import("ctranslate2", extra="fast").specs, model).variables()
     tables = {f"{side}/position_encodings/encodings" for side in ("encoder", "decoder")}
     told = {"with_source_bos", "with_source_eos", "with_target_bos", "user_decoder_start_tokens"}
     told |= {"decoder/start_from_zero_embedding", "unk_token", "bos_token", "eos_token"}

@@ -10,12 +10,11 @@ import torch
 
 from sightline.backends.ctranslate2 import CTranslate2Search
 from sightline.backends.ctranslate2_format import SHORTLIST, convert
-from sightline.checkpoint import writing_folder
 from sightline.config import SearchConfig
 from sightline.data.builtin import generate
 from sightline.errors import CheckpointError, ConfigError
+from sightline.files import optional_import, replacing_folder
 from sightline.interop import onnx
-from sightline.interop.hugging_face import library
 from sightline.interop.hugging_face_files import quiet, write_hugging_face
 from sightline.model.transformer import EncoderDecoder
 from sightline.search.find import find
@@ -69,7 +68,7 @@ def export(
         "ctranslate2": lambda draft: _as_ctranslate2(draft, model, tokenizer, precision),
         "onnx": lambda draft: _as_onnx(draft, model, tokenizer),
     }
-    with writing_folder(folder, KINDS[kind], "exported") as draft:
+    with replacing_folder(folder, KINDS[kind], "exported") as draft:
         write[kind](draft)
         if shortlist is not None and kind == "ctranslate2":
             shutil.copyfile(shortlist, draft / SHORTLIST)
@@ -109,8 +108,8 @@ def _as_onnx(folder: Path, model: EncoderDecoder, tokenizer: Tokenizer) -> Diffe
 @torch.no_grad()
 def _as_hugging_face(folder: Path, model: EncoderDecoder, tokenizer: Tokenizer) -> Difference:
     with quiet():
-        theirs = library().AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
-        words = library().AutoTokenizer.from_pretrained(folder)
+        theirs = optional_import("transformers", extra="export").AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+        words = optional_import("transformers", extra="export").AutoTokenizer.from_pretrained(folder)
     numbers = {piece: i for i, piece in enumerate(tokenizer.all_pieces())}
     names = {i: piece for piece, i in (words.target_encoder if words.separate_vocabs else words.encoder).items()}
     for text, ids in zip(_texts(), tokenizer.source.encode(_texts()), strict=True):

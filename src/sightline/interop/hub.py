@@ -6,7 +6,6 @@ Each file is compared with what the hub says of it, also when it was there alrea
 import contextlib
 import fnmatch
 import hashlib
-import importlib
 import json
 import re
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import CheckpointError, InputError, SightlineError
+from sightline.files import optional_import
 
 __all__ = ["fetch"]
 
@@ -44,10 +44,10 @@ def fetch(
     `revision` is a branch, a tag or a commit; without one, it is the newest state. `offline` (or HF_HUB_OFFLINE=1) asks
     nobody: what was fetched before is found. `tell` gets a line on what is about to be done.
     """
-    hub = _library("huggingface_hub")
+    hub = optional_import("huggingface_hub", extra="export")
     if not NAME.fullmatch(name) or ".." in name:
         raise InputError(f"{name!r} is no name of a model on the hub; Helsinki-NLP/opus-mt-en-de is one.")
-    if offline or _library("huggingface_hub.constants").HF_HUB_OFFLINE:
+    if offline or optional_import("huggingface_hub.constants", extra="export").HF_HUB_OFFLINE:
         return _kept(hub, name, revision)
     with _asking(name, revision):
         about = hub.HfApi().model_info(name, revision=revision, files_metadata=True, timeout=PATIENCE)
@@ -59,13 +59,6 @@ def fetch(
     if {path.parent.name for path in paths} != {about.sha}:
         raise InputError(f"{name}: the model was changed on the hub while it was fetched; ask for it again.")
     return paths[-1].parent
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise InputError("this needs the package huggingface_hub; pip install huggingface_hub brings it.") from None
 
 
 def _needed(name: str, files: dict[str, Any]) -> list[Any]:
@@ -133,7 +126,7 @@ def _shards(index: Path) -> list[str]:
 @contextlib.contextmanager
 def _asking(name: str, revision: str | None) -> Iterator[None]:
     """What the library raises becomes one sentence."""
-    errors = _library("huggingface_hub.errors")
+    errors = optional_import("huggingface_hub.errors", extra="export")
     try:
         yield
     except errors.HFValidationError:
@@ -161,7 +154,7 @@ def _reason(error: Exception) -> str:
 @contextlib.contextmanager
 def _quiet_unless_seen() -> Iterator[None]:
     """The library's progress bars are for a terminal."""
-    bars = _library("huggingface_hub.utils")
+    bars = optional_import("huggingface_hub.utils", extra="export")
     if sys.stderr.isatty() or bars.are_progress_bars_disabled():
         yield
         return

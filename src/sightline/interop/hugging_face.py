@@ -5,7 +5,6 @@ GPT-2. A configuration that means something we do not compute is refused by name
 a weight that no part of the model would have.
 """
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +14,12 @@ from torch import Tensor, nn
 
 from sightline.checkpoint import fill
 from sightline.config import ModelConfig, PositionsConfig, StackConfig
-from sightline.errors import CheckpointError, ConfigError, InputError
+from sightline.errors import CheckpointError, ConfigError
+from sightline.files import optional_import
 from sightline.model.transformer import EncoderDecoder, Model, build
 from sightline.special import END, PAD, START
 
-__all__ = ["converted", "from_hugging_face", "in_halves", "library", "to_hugging_face"]
+__all__ = ["converted", "from_hugging_face", "in_halves", "to_hugging_face"]
 
 Weights = dict[str, Tensor]
 
@@ -87,14 +87,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 """What a field of each kind of model means where its configuration leaves it out; those that we need."""
-
-
-def library() -> Any:
-    """`transformers`, which is needed to write its folders, not to read them."""
-    try:
-        return importlib.import_module("transformers")
-    except ImportError:
-        raise InputError("this needs the package transformers; pip install transformers brings it.") from None
 
 
 def from_hugging_face(model: Any) -> Model:
@@ -196,7 +188,7 @@ def to_hugging_face(model: EncoderDecoder, *, pad: int = PAD, start: int = START
     """A `MarianMTModel` with the weights of a Sightline model, or a `PegasusForConditionalGeneration` where its norms
     come first, as far as these compute what it does. Biases that it does not have are zeros. The numbers are those of
     the special tokens."""
-    kinds = library()
+    kinds = optional_import("transformers", extra="export")
     if model.config.positions.kind == "interleaved":
         model = in_halves(model)
     config, ours = model.config, dict(model.state_dict())

@@ -17,19 +17,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sightline.errors import CheckpointError, ConfigError, InputError
-from sightline.interop.hugging_face import DEFAULTS, converted, library, to_hugging_face
+from sightline.files import optional_import, read_json_object
+from sightline.interop.hugging_face import DEFAULTS, converted, to_hugging_face
 from sightline.interop.numbers import adopted, returned
 from sightline.model.transformer import EncoderDecoder, Model
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["quiet", "read_hugging_face", "read_json", "read_weights", "write_hugging_face"]
+__all__ = ["quiet", "read_hugging_face", "read_weights", "write_hugging_face"]
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 
 
 def read_hugging_face(folder: Path) -> tuple[Model, Tokenizer]:
     """The model in a folder and its vocabulary, with our numbers for its tokens."""
-    about = read_json(folder / "config.json")
+    about = read_json_object(folder / "config.json")
     kind = about.get("model_type")
     if kind not in DEFAULTS:
         raise ConfigError(f"{folder}: model_type = {kind!r} cannot be imported; known are {', '.join(DEFAULTS)}.")
@@ -48,7 +49,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         if (folder / name).exists():
             return load(folder / name)
         if (folder / f"{name}.index.json").exists():
-            parts = read_json(folder / f"{name}.index.json").get("weight_map")
+            parts = read_json_object(folder / f"{name}.index.json").get("weight_map")
             if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
                 raise CheckpointError(f"{folder / name}.index.json: this is no list of files with weights.")
             files = sorted({Path(part).name for part in parts.values()})
@@ -79,19 +80,6 @@ def _load_pickled(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: this is not a JSON object.")
-    return found
-
-
 def _pieces_tokenizer(folder: Path, fields: dict[str, Any]) -> Tokenizer:
     """As Marian has it: sentencepiece cuts sources and targets, each by its own model, and a list numbers the pieces;
     where the vocabularies are two, there are two lists."""
@@ -116,7 +104,7 @@ def _pieces_tokenizer(folder: Path, fields: dict[str, Any]) -> Tokenizer:
 def _pieces(path: Path, size: int, start: int) -> list[str]:
     """The entries of a vocabulary in the order of their numbers. A number without one gets a name. An entry <s> that
     answers do not begin with is none of the special tokens here."""
-    found = read_json(path)
+    found = read_json_object(path)
     numbers = list(found.values())
     if not all(isinstance(number, int) for number in numbers) or len(set(numbers)) < len(numbers):
         raise CheckpointError(f"{path}: this is no vocabulary, a number for each piece.")
@@ -131,7 +119,7 @@ def _pieces(path: Path, size: int, start: int) -> list[str]:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """The library draws bars for each file."""
-    bars = library().utils.logging
+    bars = optional_import("transformers", extra="export").utils.logging
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
     try:

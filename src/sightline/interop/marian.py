@@ -8,7 +8,6 @@ in two small things: Marian's timescales end in 10000 exactly (as tensor2tensor'
 between its versions).
 """
 
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,7 +19,8 @@ from torch import Tensor
 
 from sightline.checkpoint import fill
 from sightline.config import ModelConfig, PositionsConfig, StackConfig
-from sightline.errors import CheckpointError, ConfigError, InputError
+from sightline.errors import CheckpointError, ConfigError
+from sightline.files import optional_import
 from sightline.interop.numbers import adopted
 from sightline.model.transformer import EncoderDecoder
 from sightline.special import START
@@ -156,16 +156,9 @@ def _reason(error: Exception) -> str:
 # --- Options
 
 
-def _yaml() -> Any:
-    try:
-        return importlib.import_module("yaml")
-    except ImportError:
-        raise InputError("this needs the package pyyaml; pip install pyyaml brings it.") from None
-
-
 def _options(parameters: Parameters) -> dict[str, Any]:
     """The options of a model, once all of them mean something that we compute."""
-    where, yaml = parameters.where, _yaml()
+    where, yaml = parameters.where, optional_import("yaml", extra="export")
     try:
         options = yaml.safe_load(parameters.options().decode())
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -241,7 +234,7 @@ def _own_pieces(model: bytes, path: Path) -> list[str]:
 
 def _listed(path: Path) -> list[str]:
     """The pieces that a vocabulary lists, by their numbers."""
-    yaml = _yaml()
+    yaml = optional_import("yaml", extra="export")
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # it makes strings of all: "no" and "1.5" are pieces
     try:
         found = {int(number): piece for piece, number in yaml.load(_read(path), loader).items()}

@@ -10,7 +10,6 @@ What runs the graphs needs neither torch nor Sightline: `config.json` has the id
 """
 
 import contextlib
-import importlib
 import json
 import logging
 import warnings
@@ -24,9 +23,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from sightline.checkpoint import writing_folder
 from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
+from sightline.files import optional_import, replacing_folder
 from sightline.model.mask import Mask
 from sightline.model.transformer import CrossAttention, EncoderDecoder, SelfAttention, rotate
 from sightline.search.beam import Beams
@@ -51,13 +50,6 @@ There = Bool[Tensor, "batch source"]
 Memories = Float[Tensor, "layers batch heads source d_k"]
 Past = Float[Tensor, "layers batch heads past d_k"]
 Vectors = Float[Tensor, "batch new d_model"]
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise InputError(f"this needs the package {name}; pip install {name} brings it.") from None
 
 
 # --- The two graphs
@@ -144,7 +136,7 @@ class LookOver(NamedTuple):
 def export(model: EncoderDecoder, tokenizer: Tokenizer, folder: Path | str) -> None:
     """Write a model as ONNX, its vocabulary beside it. The folder is there whole or not at all; an older one of this
     kind is replaced."""
-    _library("onnxscript")
+    optional_import("onnxscript", extra="export")
     folder, config = Path(folder).absolute(), model.config
     if config.architecture != "encoder-decoder":
         raise ConfigError(
@@ -158,7 +150,7 @@ def export(model: EncoderDecoder, tokenizer: Tokenizer, folder: Path | str) -> N
     special = {"pad": PAD, "start": START, "end": END, "unknown": UNKNOWN}
     length = {"max_length": config.positions.max_length, "source_end": config.source_end}
     about = {"sightline": {**length, **special, **size}}
-    with writing_folder(folder, "decoder.onnx", "exported") as draft:
+    with replacing_folder(folder, "decoder.onnx", "exported") as draft:
         _write_graphs(_copy(model), draft)
         for name, data in tokenizer.files.items():
             (draft / name).write_bytes(data)
@@ -255,7 +247,7 @@ class OnnxModel:
 
     def __init__(self, folder: Path | str, threads: int | None = None) -> None:
         """`threads`: None for as many as it likes."""
-        library, folder = _library("onnxruntime"), Path(folder)
+        library, folder = optional_import("onnxruntime", extra="export"), Path(folder)
         try:
             about = json.loads((folder / "config.json").read_text("utf-8"))["sightline"]
             self.room: int = about["max_length"]

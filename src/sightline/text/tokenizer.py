@@ -20,6 +20,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from sightline.errors import InputError
+from sightline.files import read_json_object
 from sightline.special import END, PAD, START, UNKNOWN
 
 __all__ = ["Tokenizer", "suggest_vocab_size", "with_end"]
@@ -125,7 +126,9 @@ class Tokenizer:
                 path = _in_folder(path)
             if path.suffix == ".txt":
                 return cls(_word_pieces(path), str(path))
-            if path.suffix == ".json" and not isinstance(_json(path).get("model"), dict):  # it may be a word
+            if path.suffix == ".json" and not isinstance(
+                read_json_object(path, error=InputError).get("model"), dict
+            ):  # it may be a word
                 return cls(_byte_pairs(path), str(path))
             return cls(path.read_bytes(), str(path))
         except OSError as error:
@@ -342,16 +345,6 @@ def _in_folder(folder: Path) -> Path:
         if (folder / name).exists():
             return folder / name
     raise InputError(f"{folder}: the folder has neither tokenizer.json nor vocab.json nor vocab.txt.")
-
-
-def _json(path: Path) -> dict[str, object]:
-    try:
-        found = json.loads(path.read_bytes())
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: this is not a JSON object.")
-    return found
 
 
 def _word_pieces(path: Path) -> bytes:

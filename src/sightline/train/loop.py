@@ -32,12 +32,12 @@ from sightline.checkpoint import (
     load_state,
     save_state,
     save_weights,
-    write_whole,
     writing_state,
 )
 from sightline.config import Config, TrainConfig
 from sightline.data.feed import Feed, Place, Update, ahead
 from sightline.errors import CheckpointError, TrainingError
+from sightline.files import write_files
 from sightline.model.transformer import Model
 from sightline.text.tokenizer import Tokenizer
 from sightline.train.distributed import World, full_tensor, shard_like
@@ -411,11 +411,8 @@ class _Checkpoints:
             return
         names = {f"step-{step:08}.safetensors" for _, step in run.averaged}
         own = f"step-{run.step:08}.safetensors"
-        try:
-            if own in names:
-                write_whole(self.folder / "states", {own: save(weights)})
-        except OSError as error:
-            raise CheckpointError(f"{self.folder}: the tested state cannot be written: {error.strerror}.") from None
+        if own in names:
+            write_files(self.folder / "states", {own: save(weights)})
         for path in (self.folder / "states").glob("*.safetensors"):
             if path.name not in names and path.name <= own:
                 path.unlink(missing_ok=True)

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.checkpoint import last_state, load_model, load_tokenizer, write_whole
+from sightline.checkpoint import last_state, load_model, load_tokenizer
 from sightline.config import Config, ModelConfig, load
 from sightline.data.corpus import Corpus, Dialogue, Parallel, Table, Text, lines, read_dialogues, read_pairs
 from sightline.data.feed import Feed
 from sightline.data.store import Cleaning, Store, Weighted, prepare, prepare_dialogues, prepare_texts
 from sightline.errors import CheckpointError, ConfigError, InputError
+from sightline.files import write_files
 from sightline.folders import cache_folder, model_folder
 from sightline.model.transformer import Model, build
 from sightline.text.split import split
@@ -376,10 +377,7 @@ def _save_options(
         about["usual_length"] = _trained_source_length(store, tokenizer)
     # In this order: where there is a run.json, there is all that it needs.
     files = {**tokenizer.files, "run.json": json.dumps(about, indent=2).encode() + b"\n"}
-    try:
-        write_whole(folder, files)
-    except OSError as error:
-        raise CheckpointError(f"{folder}: the run cannot be written: {error.strerror}.") from None
+    write_files(folder, files)
 
 
 def _trained_source_length(store: Store, tokenizer: Tokenizer) -> int:

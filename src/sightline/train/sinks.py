@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from sightline.checkpoint import write_whole
 from sightline.errors import CheckpointError
+from sightline.files import write_files
 from sightline.train.events import Event, Finished, Progress, Saved, Sink, Started, Validated, Warned
 
 __all__ = ["Lines", "Metrics", "ProgressBar", "TensorBoard", "tee"]
@@ -53,7 +53,7 @@ class Metrics:
 
     def _begin(self, step: int) -> None:
         kept = [_line(line) for line in read_metrics(self.path) if line["step"] <= step] if step else []
-        write_whole(self.path.parent, {self.path.name: "".join(kept).encode()})
+        write_files(self.path.parent, {self.path.name: "".join(kept).encode()})
         self._kept, self._file = set(kept), self.path.open("a", encoding="utf-8")
         for line in self._early:
             self._write(line)
