@@ -1,4 +1,4 @@
-"""R-drop: the fused loss and its gradients are those of the formula, spelled out."""
+"""R-Drop: the fused loss and its gradients equal the written formula."""
 
 import pytest
 import torch
@@ -52,8 +52,8 @@ def test_equal_to_the_formula(tokens, vocab, smoothing, alpha, bias, seed):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 5.0])
-def test_two_equal_passes_are_one(alpha):
-    """No distance between equal answers, whatever it weighs; and each pass gets half of the gradient."""
+def test_two_equal_passes_equal_one(alpha):
+    """Equal distributions have no distance, whatever its weight; each pass gets half of the gradient."""
     classifier, targets = nn.Linear(8, 20), torch.randint(0, 20, (3, 7))
     one = torch.randn(3, 7, 8, requires_grad=True)
     other = one.detach().clone().requires_grad_()
@@ -69,7 +69,7 @@ def test_two_equal_passes_are_one(alpha):
     assert difference(to_weight, to_its_weight) <= 1e-5 * max(1.0, to_its_weight.abs().max().item())
 
 
-def test_answers_that_are_apart_cost_more_and_it_does_not_matter_which_is_first():
+def test_distance_raises_the_loss_and_is_symmetric():
     classifier, targets = nn.Linear(8, 20), torch.randint(1, 20, (9,))
     one, other = torch.randn(9, 8), torch.randn(9, 8)
     loss = [

@@ -1,4 +1,4 @@
-"""How many tokens a batch may have before the device's memory is full."""
+"""Choose the batch size in tokens by the memory of the device."""
 
 import gc
 
@@ -16,22 +16,20 @@ __all__ = ["find_batch_tokens"]
 ROW_LENGTH = 64
 MAX_BATCH_TOKENS = 131_072
 MEMORY_SHARE = 0.8
-"""Of the memory; the rest is for what differs from step to step."""
+"""Share of the memory to use; the rest is for differences between steps."""
 
 
 def find_batch_tokens(config: Config, device: torch.device) -> int:
-    """Two small steps on made-up text are measured, and the line through them is followed to where memory is full. A
-    CPU gets the usual 4,096 tokens: there, larger batches only use more memory."""
+    """Measure two small steps on random text and extrapolate linearly to the available memory. A CPU gets the default
+    of 4,096 tokens, as larger batches only use more memory there."""
     if device.type != "cuda":
         return 4096
     small, large = 8192, 16_384
     peaks = [_peak(config, device, tokens) for tokens in (small, large)]
     slope = max((peaks[1] - peaks[0]) / (large - small), 1.0)
-    room = MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory - peaks[0]
-    budget = int(small + room / slope)
-    if budget < ROW_LENGTH:
-        return ROW_LENGTH
-    return min(MAX_BATCH_TOKENS, budget // ROW_LENGTH * ROW_LENGTH)
+    free = MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory - peaks[0]
+    rows = int(small + free / slope) // ROW_LENGTH
+    return min(MAX_BATCH_TOKENS, max(1, rows) * ROW_LENGTH)
 
 
 def _peak(config: Config, device: torch.device, tokens: int) -> int:

@@ -1,7 +1,8 @@
-"""Several processes, started by `torchrun`. The only file that knows of ranks.
+"""Distributed training with `torchrun`. No other file uses ranks.
 
-Every process reads the same stream of batches and takes its share. By default each has the whole model (DDP); sharded
-(FSDP2), each has a part of every weight, gradient and optimizer state, and gathers a layer just before it is used.
+Every process reads the same stream of batches and takes its share. By default each process has a copy of the model
+(DDP). With sharding (FSDP2), each has a part of every weight, gradient and optimizer state, and gathers the parameters
+of a unit just before it runs.
 """
 
 import os
@@ -18,18 +19,18 @@ __all__ = ["World", "full_tensor", "is_main", "local_tensor", "shard_like"]
 
 
 def is_main() -> bool:
-    """Whether this process tells of the run: of those that train together, the first."""
+    """Return whether this is the main process, which writes files and reports."""
     return _rank() == 0
 
 
 def full_tensor(value: Tensor) -> Tensor:
-    """A tensor put together from its parts, where it lies in parts. All processes must ask."""
+    """Return the whole tensor of a sharded one. All processes must call it."""
     gather = getattr(value, "full_tensor", None)
     return value if gather is None else gather()
 
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor, which all processes have, cut into parts as `like` is."""
+    """Shard a tensor, equal in all processes, in the way `like` is sharded."""
     mesh = getattr(like, "device_mesh", None)
     if mesh is None or hasattr(value, "device_mesh"):
         return value.to(like.device)
@@ -40,7 +41,7 @@ def shard_like(value: Tensor, like: Tensor) -> Tensor:
 
 
 def local_tensor(value: Tensor) -> Tensor:
-    """This process's part, as a plain tensor in the same memory."""
+    """Return this process's shard as a plain tensor in the same memory."""
     part = getattr(value, "to_local", None)
     return value if part is None else part()
 
@@ -50,7 +51,7 @@ def _rank() -> int:
 
 
 class World:
-    """The processes that train together, seen from one of them. Without `torchrun` there is one."""
+    """The processes that train together, as seen by one of them. Without `torchrun` there is one process."""
 
     def __init__(self, device: str = "auto", *, shard: bool = False) -> None:
         self.rank, self.size = _rank(), int(os.environ.get("WORLD_SIZE", "1"))
@@ -64,11 +65,11 @@ class World:
 
     @property
     def main(self) -> bool:
-        """Whether this process writes files and tells of the run."""
+        """Whether this process writes files and reports."""
         return self.rank == 0
 
     def wrap(self, objective: nn.Module) -> nn.Module:
-        """The same computation, with gradients averaged over all processes."""
+        """Return the module with gradients averaged over all processes."""
         if self.size == 1:
             return objective
         if self.sharded:
@@ -90,14 +91,14 @@ class World:
         return objective
 
     def save_parts(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        """Each process writes its own parts, as safetensors. All must ask."""
+        """Write the shards of each process as safetensors. All processes must call it."""
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter  # noqa: PLC0415 - slow to import
         from torch.distributed.checkpoint.state_dict_saver import save  # noqa: PLC0415
 
         save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
 
     def reshard(self, objective: nn.Module) -> None:
-        """Weights that were gathered for a pass without a step behind it may be old by the next pass."""
+        """Free the weights gathered for a pass without an update: they would be stale in the next pass."""
         if self.sharded:
             for module in objective.modules():
                 reshard: Any = getattr(module, "reshard", None)
@@ -105,7 +106,7 @@ class World:
                     reshard()
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so in any process. All must ask."""
+        """Return whether the flag is set in any process. All processes must call it."""
         if self.size == 1:
             return flag
         found = torch.tensor(float(flag), device=self.device)
@@ -113,13 +114,13 @@ class World:
         return bool(found)
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """Return the sum over all processes."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def broadcast(self, value: Any) -> Any:
-        """What the main process has."""
+        """Return the value of the main process."""
         if self.size == 1:
             return value
         box = [value]
@@ -127,7 +128,7 @@ class World:
         return box[0]
 
     def barrier(self) -> None:
-        """Until all processes are here."""
+        """Wait for all processes."""
         if self.size > 1:
             dist.barrier()
 
@@ -145,5 +146,9 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {name}: it cannot be used here: {str(error).splitlines()[0]}") from None
+        raise InputError(
+            f"`device` is not available: {name!r} ({str(error).splitlines()[0]}). Choose cpu, cuda, mps or auto.",
+            option="device",
+            value=name,
+        ) from None
     return device

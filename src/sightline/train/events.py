@@ -1,4 +1,4 @@
-"""What a run tells while it goes on. The loop emits these; sinks make of them what people look at."""
+"""Events of a training run. The loop emits them; sinks display and store them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ __all__ = ["Event", "Finished", "Progress", "Saved", "Sink", "Started", "Validat
 
 
 class Started(NamedTuple):
-    """Training begins, or goes on at `step`."""
+    """Training starts, or resumes after `step`."""
 
     step: int
     steps: int
@@ -17,31 +17,31 @@ class Started(NamedTuple):
     pairs: int
     batch_tokens: int
     filled: float
-    """The part of the batches' cells that are tokens, not padding."""
+    """Share of the batches' cells that are tokens, not padding."""
     processes: int = 1
 
 
 class Progress(NamedTuple):
-    """How the last updates went, on average."""
+    """Averages over the last updates."""
 
     step: int
     epoch: float
     loss: float
-    """What is minimised: label-smoothed, by token."""
+    """Label-smoothed loss per token: the training objective."""
     perplexity: float
-    """On the training batches, under dropout, without smoothing."""
+    """Perplexity of the training batches, under dropout, without smoothing."""
     learning_rate: float
     gradient_norm: float
     tokens: int
-    """Target tokens seen so far."""
+    """Target tokens trained on so far."""
     tokens_per_second: float
-    """Source and target, without padding."""
+    """Source and target tokens, without padding."""
     memory: int
-    """Bytes: of the device at its highest, or of the process."""
+    """Peak memory in bytes, of the device or of the process."""
 
 
 class Validated(NamedTuple):
-    """A test on text that is not trained on."""
+    """Result of a validation."""
 
     step: int
     epoch: float
@@ -49,30 +49,30 @@ class Validated(NamedTuple):
     """Mean negative log-likelihood of a token, without smoothing."""
     perplexity: float
     scores: dict[str, float]
-    """bleu and chrf of real translations."""
+    """BLEU and chrF of translations, by name."""
     best: bool
     samples: list[tuple[str, str, str]]
-    """Source, reference, and what the model says."""
+    """Source, reference, and translation."""
     weights: str = "weights"
-    """Which weights were tested: the run's own, their running average, or the mean of several states."""
+    """The validated weights: the current ones, their running average, or the mean of several states."""
 
 
 class Saved(NamedTuple):
-    """A checkpoint is on disk, whole."""
+    """A checkpoint is complete on the disk."""
 
     step: int
     folder: Path
 
 
 class Warned(NamedTuple):
-    """Something is not as it should be."""
+    """A likely mistake in data or options."""
 
     step: int
     text: str
 
 
 class Finished(NamedTuple):
-    """The run is over."""
+    """The run ended."""
 
     step: int
     reason: str

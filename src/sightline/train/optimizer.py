@@ -1,9 +1,9 @@
-"""Adam (§5.3), AdamW, and Muon.
+"""Adam (§5.3), AdamW and Muon.
 
-Adam moves every weight by its own gradient's mean over its own gradient's size. Muon (Jordan et al., 2024,
-https://kellerjordan.github.io/posts/muon/) sees that most weights are matrices: it moves a whole matrix by the
-orthogonal matrix nearest to its mean gradient, so that no direction is neglected. What is not a matrix between layers
-(embeddings, norms, biases) is moved by Adam there, too.
+Adam scales the mean gradient of each weight by its magnitude. Muon (Jordan et al., 2024,
+https://kellerjordan.github.io/posts/muon/) updates a whole matrix by the orthogonal matrix nearest to its mean
+gradient, so that all directions get the same step. Parameters that are not matrices between layers (embeddings, norms,
+biases) are updated by AdamW even then.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,35 +21,35 @@ Optimizers = list[torch.optim.Optimizer]
 
 
 def make_optimizers(model: nn.Module, config: TrainConfig, rate: Tensor) -> Optimizers:
-    """The optimizers of a model; `rate` is the learning rate, a tensor that whoever trains writes into."""
+    """Return the optimizers of a model. `rate` is the learning rate, a tensor that the training step writes into."""
     named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    outer = ("embedding", "classifier")
-    matrices = {name: w for name, w in named.items() if w.dim() == 2 and not any(part in name for part in outer)}
-    rest = [w for name, w in named.items() if name not in matrices]
+    excluded = ("embedding", "classifier")
+    matrices = {name: w for name, w in named.items() if w.dim() == 2 and not any(part in name for part in excluded)}
+    others = [w for name, w in named.items() if name not in matrices]
     adam = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     options: dict[str, Any] = {"lr": rate, "betas": config.betas, "eps": config.epsilon, "fused": True}
     options["capturable"] = rate.is_cuda
     if config.optimizer == "muon":
         muon = Muon(matrices, rate, weight_decay=config.weight_decay)
-        return [muon, adam([{"params": rest, "weight_decay": 0.0}], **options)]
+        return [muon, adam([{"params": others, "weight_decay": 0.0}], **options)]
     groups = [
         {"params": list(matrices.values()), "weight_decay": config.weight_decay},
-        {"params": rest, "weight_decay": 0.0},
+        {"params": others, "weight_decay": 0.0},
     ]
     return [adam(groups, **options)]
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, made orthogonal. Matrices of one shape are worked on together, as one batch of products."""
+    """Orthogonalised momentum. Matrices of one shape are processed together, as batched products."""
 
     def __init__(self, named: Mapping[str, Tensor], rate: Tensor, *, momentum: float = 0.95, weight_decay: float = 0.0):
         super().__init__(list(named.values()), {"lr": rate, "momentum": momentum, "weight_decay": weight_decay})
-        parts = {"query_key_value": 3, "key_value": 2}  # these are stacked; each matrix in them is one by itself
+        parts = {"query_key_value": 3, "key_value": 2}  # stacked matrices, each updated on its own
         self.parts = {weight: parts.get(name.split(".")[-2], 1) for name, weight in named.items()}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
-        """One update. Nothing in it waits for the device."""
+        """Update the weights without waiting for the device."""
         for group in self.param_groups:
             weights = [w for w in group["params"] if w.grad is not None]
             for w in weights:
@@ -58,27 +58,29 @@ class Muon(torch.optim.Optimizer):
             means = [self.state[w]["momentum"] for w in weights]
             gradients = [w.grad for w in weights]
             torch._foreach_lerp_(means, gradients, 1 - group["momentum"])
-            ahead = torch._foreach_lerp(gradients, means, group["momentum"])  # Nesterov's
+            nesterov = torch._foreach_lerp(gradients, means, group["momentum"])
             pieces: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
-            for weight, mean in zip(weights, ahead, strict=True):
+            for weight, mean in zip(weights, nesterov, strict=True):
                 for piece in full_tensor(mean).chunk(self.parts[weight]):
                     pieces.setdefault(piece.shape, []).append((weight, piece))
-            found: dict[Tensor, list[Tensor]] = {w: [] for w in weights}
-            for shape, together in pieces.items():
-                moves = orthogonalize(torch.stack([mean for _, mean in together]))
-                # Its entries then have the size of Adam's moves (Liu et al., 2025, arXiv:2502.16982).
+            updates: dict[Tensor, list[Tensor]] = {w: [] for w in weights}
+            for shape, group_of_shape in pieces.items():
+                moves = orthogonalize(torch.stack([mean for _, mean in group_of_shape]))
+                # Scale the entries to the size of Adam's updates (Liu et al., 2025, arXiv:2502.16982).
                 moves = moves * (-0.2 * max(shape) ** 0.5 * group["lr"])
-                for (weight, _), move in zip(together, moves.unbind(), strict=True):
-                    found[weight].append(move)
-            into = [local_tensor(w) for w in weights]
+                for (weight, _), move in zip(group_of_shape, moves.unbind(), strict=True):
+                    updates[weight].append(move)
+            shards = [local_tensor(w) for w in weights]
             if group["weight_decay"]:
-                torch._foreach_mul_(into, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(into, [local_tensor(shard_like(torch.cat(found[w]).to(w.dtype), w)) for w in weights])
+                torch._foreach_mul_(shards, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(
+                shards, [local_tensor(shard_like(torch.cat(updates[w]).to(w.dtype), w)) for w in weights]
+            )
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
-    """The orthogonal matrix near each of a batch of matrices, by Newton-Schulz iterations: singular values all come to
-    about 1. The coefficients are Jordan's; they need five steps."""
+    """Return an orthogonal matrix near each matrix of a batch, by Newton-Schulz iterations: all singular values become
+    about 1. The coefficients are Jordan's and need five steps."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices.bfloat16() if matrices.is_cuda else matrices
     tall = x.shape[-2] > x.shape[-1]
@@ -91,12 +93,12 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 def optimizer_state(optimizers: Iterable[torch.optim.Optimizer], names: Mapping[Tensor, str]) -> dict[str, Tensor]:
-    """All that the optimizers remember, by name: `<parameter>.<what>`."""
-    found = {}
+    """Return the state of the optimizers by name: `<parameter>.<entry>`."""
+    tensors = {}
     for optimizer in optimizers:
         for weight, state in optimizer.state.items():
-            found.update({f"{names[weight]}.{what}": value for what, value in state.items()})
-    return found
+            tensors.update({f"{names[weight]}.{entry}": value for entry, value in state.items()})
+    return tensors
 
 
 def load_optimizer_state(
@@ -104,17 +106,17 @@ def load_optimizer_state(
     names: Mapping[Tensor, str],
     state: Mapping[str, Tensor],
 ) -> None:
-    """Let the optimizers remember what `optimizer_state` told."""
-    known = {name: parameter for parameter, name in names.items()}
-    kept: dict[Tensor, dict[str, Tensor]] = {}
+    """Load the state that `optimizer_state` returned."""
+    parameters = {name: parameter for parameter, name in names.items()}
+    loaded: dict[Tensor, dict[str, Tensor]] = {}
     for name, value in state.items():
-        parameter, _, what = name.rpartition(".")
-        weight = known[parameter]
-        # Adam counts its steps on the CPU, unless the step is recorded on a GPU.
+        parameter, _, entry = name.rpartition(".")
+        weight = parameters[parameter]
+        # Adam's step counter is on the CPU, unless the update is recorded on a GPU.
         part = value if value.dim() == 0 and not weight.is_cuda else shard_like(value, weight) if value.dim() else value
-        kept.setdefault(weight, {})[what] = (part.to(weight.device) if weight.is_cuda else part).clone()
+        loaded.setdefault(weight, {})[entry] = (part.to(weight.device) if weight.is_cuda else part).clone()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for weight in group["params"]:
-                if weight in kept:
-                    optimizer.state[weight] = kept[weight]
+                if weight in loaded:
+                    optimizer.state[weight] = loaded[weight]

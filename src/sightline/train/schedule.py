@@ -1,4 +1,4 @@
-"""How the learning rate moves: up in a warm-up, then down. Pure functions of the step, counted from 1."""
+"""Learning rate schedules: a linear warm-up, then decay. Pure functions of the step, counted from 1."""
 
 import math
 
@@ -10,11 +10,11 @@ SCHEDULES = ("noam", "inverse-sqrt", "cosine", "linear", "constant")
 
 
 def learning_rate(schedule: str, step: int, *, peak: float, warmup: int, total: int, d_model: int = 512) -> float:
-    """The learning rate of a step. All but noam rise in a straight line to `peak` at the end of the warm-up.
+    """Return the learning rate of a step. All schedules but noam rise linearly to `peak` at the end of the warm-up.
 
     noam: the paper's equation 3, peak · d_model^(-1/2) · min(step^(-1/2), step · warmup^(-3/2)), where `peak` is a
-    factor (1 in the paper). inverse-sqrt: the same curve by its highest point, peak · (warmup / step)^(1/2). cosine and
-    linear come down to 0 at step `total`. constant stays.
+    factor (1 in the paper). inverse-sqrt: the same curve given by its maximum, peak · (warmup / step)^(1/2). cosine and
+    linear decay to 0 at step `total`. constant does not decay.
     """
     if schedule == "noam":
         return peak * d_model**-0.5 * min(step**-0.5, step * max(warmup, 1) ** -1.5)
@@ -29,4 +29,6 @@ def learning_rate(schedule: str, step: int, *, peak: float, warmup: int, total: 
         return peak * left
     if schedule == "constant":
         return peak
-    raise ConfigError(f"there is no schedule {schedule!r}; known are {', '.join(SCHEDULES)}.")
+    raise ConfigError(
+        f"`schedule` is unknown: {schedule!r}. Choose one of {', '.join(SCHEDULES)}.", option="schedule", value=schedule
+    )

@@ -1,8 +1,8 @@
-"""One update of the weights, as fast as the device allows.
+"""One update of the weights.
 
-On a CPU, plain torch. On a GPU, bfloat16 by autocast, layers compiled where that pays, and everything recorded as CUDA
-graphs: an update is then two or three calls from Python, however many kernels it has. Nothing here waits for the
-device; sums that are to be reported are kept on it until somebody asks (`Sums.take`).
+On a CPU, eager torch. On a GPU, bfloat16 by autocast, compiled layers if the run is long enough, and CUDA graphs: an
+update is then two or three calls from Python, whatever the number of its kernels. Nothing here waits for the device;
+the sums to report stay on it until `Step.take` reads them.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ __all__ = ["Objective", "Step", "Sums", "seed_of"]
 
 
 class Objective(nn.Module):
-    """The model with its loss behind it: what is differentiated."""
+    """The model followed by its loss: the module to differentiate."""
 
     def __init__(self, model: Model, smoothing: float, r_drop: float = 0.0, compiled: bool = False) -> None:
         super().__init__()
@@ -51,14 +51,14 @@ def hidden(model: Model, batch: Batch) -> Tensor:
 
 
 def seed_of(seed: int, step: int, batch: int) -> int:
-    """The seed of everything left to chance in one batch of one update. That it is a function of the step, and no
-    state, makes a resumed run the same run, and two processes the same as one."""
+    """Return the seed of all random choices in one batch of one update. It is a function of the step without state, so
+    a resumed run equals an uninterrupted one, and two processes equal one."""
     mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + batch * 0x94D049BB133111EB) % 2**64
     return (mixed ^ (mixed >> 31)) % 2**63
 
 
 class Sums(NamedTuple):
-    """What was seen since the last report."""
+    """Sums since the last report."""
 
     smoothed: float
     nll: float
@@ -68,7 +68,7 @@ class Sums(NamedTuple):
 
 
 class Step:
-    """Updates a model, batch by batch."""
+    """Updates the weights of a model."""
 
     def __init__(
         self,
@@ -95,24 +95,24 @@ class Step:
         self.scale = torch.zeros((), device=device)
         self.sums = torch.zeros(len(Sums._fields), device=device)
         self.graphs = _Graphs(device) if graphs else None
-        # One batch is the whole update: its gradients are made and used up inside one recording, and nothing is added
-        # to them. Otherwise they lie at a fixed place, to which every recording adds.
+        # If an update is a single batch, its gradients exist only inside one recording. Otherwise every recording adds
+        # to gradients at fixed addresses.
         self.single_batch = graphs and processes == config.accumulate == 1
         if graphs and not self.single_batch:
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
 
     def __call__(self, update: Update, step: int, rate: float) -> None:
-        """Make the update number `step` (counted from 1), without waiting for it to be done."""
+        """Start update number `step` (counted from 1), without waiting for it."""
         self.rate.fill_(rate)
-        # Gradients of processes are averaged, and the loss is a mean over the tokens of all of them.
+        # Gradients are averaged over processes, and the loss is a mean over the tokens of all processes.
         self.scale.fill_(self.processes / max(update.tokens, 1))
         if self.config.ema:
             self.average_rate.fill_(1 - min(self.config.ema, step / (step + 10)))
         with self._stream():
-            for place, (number, batch) in enumerate(update.batches):
+            for position, (number, batch) in enumerate(update.batches):
                 torch.manual_seed(seed_of(self.config.seed, step, number))
-                last = place == len(update.batches) - 1
+                last = position == len(update.batches) - 1
                 with contextlib.nullcontext() if last else self._unsynchronised():
                     self._run(self._update if self.single_batch else self._accumulate, batch)
             self.sums[2] += update.tokens / self.processes
@@ -132,7 +132,7 @@ class Step:
         self.sums[:2] += torch.stack([loss.smoothed.detach(), loss.nll])
 
     def _apply(self, _: None) -> None:
-        """From gradients to weights."""
+        """Clip the gradients and update the weights."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, foreach=self.device.type != "mps")
         if self.config.clip:
@@ -141,14 +141,14 @@ class Step:
             optimizer.step()
             optimizer.zero_grad(set_to_none=self.single_batch or self.graphs is None)
         if self.average:
-            moves = torch._foreach_sub([p.detach() for p in self.parameters], self.average)
-            torch._foreach_mul_(moves, self.average_rate)
-            torch._foreach_add_(self.average, moves)
+            changes = torch._foreach_sub([p.detach() for p in self.parameters], self.average)
+            torch._foreach_mul_(changes, self.average_rate)
+            torch._foreach_add_(self.average, changes)
         self.sums[3] += full_tensor(norm)
         self.sums[4] += 1
 
     def take(self, world: World) -> Sums:
-        """The sums since they were last taken, over all processes. Waits for the device."""
+        """Return the sums since the last call, over all processes, and reset them. Waits for the device."""
         with self._stream():
             sums = world.sum(self.sums.clone()).tolist()
             self.sums.zero_()
@@ -156,13 +156,13 @@ class Step:
 
     @contextlib.contextmanager
     def averaged(self) -> Any:
-        """Inside the block, the model has the running average of its weights, where one is kept."""
-        own = [p.detach().clone() for p in self.parameters] if self.average else []
+        """Use the running average of the weights inside the block, if there is one."""
+        current = [p.detach().clone() for p in self.parameters] if self.average else []
         _copy(self.parameters, self.average)
         try:
             yield
         finally:
-            _copy(self.parameters, own)
+            _copy(self.parameters, current)
 
     def _run(self, work: Callable[[Any], None], batch: Batch | None) -> None:
         if self.graphs is None:
@@ -174,13 +174,13 @@ class Step:
         return contextlib.nullcontext() if self.graphs is None else self.graphs.on_stream()
 
     def _unsynchronised(self) -> Any:
-        """Where gradients are only added up, processes need not talk."""
-        quiet = getattr(self.objective, "no_sync", None)
-        return quiet() if quiet is not None else contextlib.nullcontext()
+        """Skip the synchronisation of gradients that are only accumulated."""
+        no_sync = getattr(self.objective, "no_sync", None)
+        return no_sync() if no_sync is not None else contextlib.nullcontext()
 
 
 def _compile(model: Model) -> None:
-    """Layer by layer: all layers of a stack are one to the compiler, so it takes a fraction of the whole's time."""
+    """Compile layer by layer: the layers of a stack share one compilation, a fraction of the time for a whole model."""
     for stack in model.children():
         for layer in getattr(stack, "layers", []):
             layer.compile()
@@ -189,16 +189,16 @@ def _compile(model: Model) -> None:
 
 
 @torch.no_grad()
-def _copy(into: Iterable[Tensor], values: Iterable[Tensor]) -> None:
-    for parameter, value in zip(into, values, strict=False):
+def _copy(targets: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    for parameter, value in zip(targets, values, strict=False):
         parameter.copy_(value)
 
 
 class _Graphs:
-    """Work on a GPU, recorded when it is seen for the first time and replayed from then on.
+    """CUDA graphs of functions of a batch, recorded at the first call with a shape and replayed afterwards.
 
-    The first time, the work is done as usual, which also compiles and allocates what it needs; recording it does not
-    run it again. Inputs of a recorded work lie at a fixed place, into which each batch is copied."""
+    The first call runs eagerly, which also compiles and allocates; recording does not run the work again. Each graph
+    reads its batch from a slot of memory at a fixed address, into which the next batch is copied."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -208,27 +208,27 @@ class _Graphs:
 
     @contextlib.contextmanager
     def on_stream(self) -> Any:
-        """All work is on one stream of its own; what else is done on the device waits for it."""
-        usual = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(usual)
+        """Run the block on a separate stream, ordered with other work on the device."""
+        current = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
             yield
-        usual.wait_stream(self.stream)
+        current.wait_stream(self.stream)
 
     def run(self, work: Callable[[Any], None], batch: Batch | None) -> None:
         key = (work.__name__, None if batch is None else tuple(x.shape for x in batch.tensors()))
         if key in self.recorded:
-            graph, place = self.recorded[key]
-            if batch is not None and place is not None:
-                for into, value in zip(place.tensors(), batch.tensors(), strict=True):
-                    into.copy_(value, non_blocking=True)
+            graph, slot = self.recorded[key]
+            if batch is not None and slot is not None:
+                for target, value in zip(slot.tensors(), batch.tensors(), strict=True):
+                    target.copy_(value, non_blocking=True)
             graph.replay()
             return
-        place = None if batch is None else batch.to(self.device)
-        work(place)
+        slot = None if batch is None else batch.to(self.device)
+        work(slot)
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
         with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
-            work(place)
+            work(slot)
         self.pool = graph.pool()
-        self.recorded[key] = graph, place
+        self.recorded[key] = graph, slot

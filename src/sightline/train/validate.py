@@ -1,4 +1,4 @@
-"""Tests on text that is not trained on: loss, perplexity, and scores of real translations."""
+"""Validation during training: loss, perplexity, and scores of translations."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,12 +20,12 @@ from sightline.train.step import Objective
 __all__ = ["ScoreFunction", "Validation", "ValidationResult"]
 
 ScoreFunction = Callable[[Sequence[str], Sequence[str]], dict[str, float]]
-"""From translations and references to scores by name."""
+"""A function from translations and references to scores by name."""
 SAMPLES = 3
 
 
 class ValidationResult(NamedTuple):
-    """What a test found."""
+    """Loss, scores, and samples as (source, reference, translation)."""
 
     loss: float
     scores: dict[str, float]
@@ -37,7 +37,7 @@ class ValidationResult(NamedTuple):
 
 
 class Validation:
-    """The text, and how a model is tested on it."""
+    """Validation text, prepared once and used after every epoch."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class Validation:
         beams: int = 1,
         only: NDArray[np.int64] | None = None,
     ) -> None:
-        """`pairs`: the texts to translate, with their references; they are scored by `score`. `only`: of the store,
-        these."""
+        """`pairs`: texts to translate, with references; `score` scores the translations. `masked`: vocabulary size, for
+        a model that predicts masked words. `only`: indices of the pairs of the store to use."""
         longest = int(store.target.lengths.max()) + 1
         if store.source is not None:
             longest = max(longest, int(store.source.lengths.max()) + 1)
@@ -63,8 +63,8 @@ class Validation:
 
     @torch.no_grad()
     def __call__(self, model: Model, *, bfloat16: bool) -> ValidationResult:
-        """Test a model as it is now; it trains on afterwards. Layers that were compiled for training are not compiled
-        again for the many shapes of a test, which would take a minute."""
+        """Validate a model without changing it. Layers compiled for training run eagerly here: compiling them for the
+        many shapes of validation would take a minute."""
         device, training = next(model.parameters()).device, model.training
         model.eval()
         try:
@@ -73,7 +73,7 @@ class Validation:
                     loss = self.loss(Objective(model, 0.0), device)
                 if not (self.pairs and isinstance(model, EncoderDecoder)):
                     return ValidationResult(loss, {}, [])
-                # Longer sources than the model can read are answered as far as it can.
+                # Sources longer than the model can read are cut.
                 limit = model.config.positions.max_length - 1
                 found = find(model, [ids[:limit] for ids in self.sources], SearchConfig(beams=self.beams))
                 forget(model)  # training needs the memory
@@ -86,7 +86,7 @@ class Validation:
 
     @torch.no_grad()
     def loss(self, objective: torch.nn.Module, device: torch.device) -> float:
-        """Mean negative log-likelihood of a token."""
+        """Return the mean negative log-likelihood per token."""
         total, tokens = torch.zeros((), dtype=torch.float64), 0
         for number in range(len(self.feed.plan(0))):
             batch = self.feed.batch(Place(0, number))

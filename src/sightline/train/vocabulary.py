@@ -1,4 +1,4 @@
-"""A trained model with another vocabulary: what it knows stays, and new words begin as the mean of their parts."""
+"""Replace the vocabulary of a trained model; new tokens start as the mean of their parts."""
 
 import torch
 
@@ -11,12 +11,16 @@ __all__ = ["replace_vocabulary"]
 
 @torch.no_grad()
 def replace_vocabulary(model: Model, old: Tokenizer, new: Tokenizer) -> Model:
-    """The same model for another tokenizer. The row of a token that both know is kept; a new token begins with the mean
-    of the rows by which the old tokenizer writes it."""
+    """Return the model for another tokenizer. Tokens of both keep their rows; a new token starts with the mean of the
+    rows of the old tokens that spell it."""
     if old.files == new.files:
         return model
     if old.source is not old:
-        raise InputError("a model with two vocabularies cannot take a new one; train it with the ones it has.")
+        raise InputError(
+            "`init_from` is a model with two vocabularies, and these cannot be replaced. Leave out `data.vocab_size` "
+            "and `data.tokenizer`.",
+            option="init_from",
+        )
     changed = build(model.config.model_copy(update={"vocab_size": new.size, "source_vocab_size": None}))
     known = {piece: i for i, piece in enumerate(old.all_pieces())}
     rows = []
