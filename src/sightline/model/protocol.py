@@ -37,6 +37,7 @@ class Model(Protocol):
         """Yield the modules to compile, shard or checkpoint one by one."""
 
 
+@runtime_checkable
 class DecodeState(Protocol):
     """The state of a batch of hypotheses, `beams` neighbouring rows for each sentence: a key/value cache."""
 
