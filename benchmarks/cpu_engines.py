@@ -29,10 +29,10 @@ from sacrebleu.metrics.bleu import BLEU
 
 import sightline
 from sightline.backends.ctranslate2_format import save_shortlist
-from sightline.checkpoint import save_model
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
 from sightline.interop.hugging_face_files import read_hugging_face
+from sightline.model_folder import save_model
 from sightline.text.shortlist import learn
 from sightline.text.tokenizer import Tokenizer
 
@@ -46,8 +46,7 @@ TOGETHER = "threads together"
 def imported(marian: Path, folder: Path) -> Tokenizer:
     """Write a Marian translator as one of ours."""
     ours, tokenizer = read_hugging_face(marian)
-    save_model(ours, folder, tokenizer)
-    (folder / "run.json").write_text('{"usual_length": 250}')  # so that no text is split, which CTranslate2 does not do
+    save_model(ours, folder, tokenizer, trained_source_length=250)  # no text is split, as in CTranslate2
     return tokenizer
 
 

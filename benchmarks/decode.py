@@ -25,12 +25,12 @@ from transformers import MarianMTModel
 
 from sightline.backends.ctranslate2 import CTranslate2Search
 from sightline.backends.ctranslate2_format import convert
-from sightline.checkpoint import load_model, load_tokenizer
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
 from sightline.interop.hugging_face import to_hugging_face
 from sightline.interop.hugging_face_files import read_hugging_face
 from sightline.model.kernels import for_few_rows
+from sightline.model_folder import load_model, load_tokenizer
 from sightline.search.find import find
 from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.tokenizer import Tokenizer
@@ -51,7 +51,7 @@ class Translator(NamedTuple):
 
 def opened(folder: Path) -> Translator:
     """A Hugging Face folder of a Marian translator, or a folder that `sightline train` wrote."""
-    if (folder / "run.json").exists():
+    if (folder / "tokenizer.model").exists():
         mine: Any = load_model(folder)
         words = load_tokenizer(folder)
         return Translator(mine, to_hugging_face(mine), list(range(words.size)), words)

@@ -24,14 +24,13 @@ from common import keep, where
 from sacrebleu.metrics.bleu import BLEU
 
 from sightline.backends.ctranslate2 import CTranslate2Search
-from sightline.checkpoint import load_model, load_tokenizer
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
 from sightline.files import optional_import
-from sightline.folders import model_folder
 from sightline.interop.export import Difference, Kind, export
 from sightline.interop.hugging_face_files import quiet
 from sightline.interop.onnx import OnnxModel
+from sightline.model_folder import ModelFolder, load_model, load_tokenizer
 from sightline.search.find import find
 from sightline.search.score import force
 
@@ -59,7 +58,7 @@ def hugging_face(folder: Path) -> System:
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=model_folder)
+    parser.add_argument("model", type=lambda name: ModelFolder(name).path)
     parser.add_argument("--pairs", type=Path, required=True)
     parser.add_argument("--sentences", type=int, default=500)
     parser.add_argument("--batch", type=int, default=20)

@@ -22,18 +22,17 @@ import torch
 from common import keep, where
 from decode import opened
 
-from sightline.checkpoint import load_model, load_tokenizer
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
-from sightline.folders import model_folder
 from sightline.model.kernels import for_few_rows
+from sightline.model_folder import ModelFolder, load_model, load_tokenizer
 from sightline.search.find import find
 
 
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=model_folder)
+    parser.add_argument("model", type=lambda name: ModelFolder(name).path)
     parser.add_argument("--pairs", type=Path, required=True)
     parser.add_argument("--sentences", type=int, default=1000)
     parser.add_argument("--batches", type=int, nargs="+", default=[7, 64])
@@ -42,7 +41,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if (options.model / "run.json").exists():
+    if (options.model / "tokenizer.model").exists():
         loaded: Any = load_model(options.model)
         encode: Any = load_tokenizer(options.model).source.encode
     else:

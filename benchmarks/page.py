@@ -25,7 +25,7 @@ from typing import Any
 from common import keep, where
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from sightline.folders import model_folder
+from sightline.model_folder import ModelFolder
 from sightline.serve.page import STATIC
 
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
@@ -180,8 +180,8 @@ def overview(browser: Browser, url: str) -> float:
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=model_folder)
-    parser.add_argument("--large", type=model_folder, help="without, MODEL")
+    parser.add_argument("model", type=lambda name: ModelFolder(name).path)
+    parser.add_argument("--large", type=lambda name: ModelFolder(name).path, help="without, MODEL")
     parser.add_argument("--chromium", default=os.environ.get("CHROMIUM") or shutil.which("chromium"))
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()

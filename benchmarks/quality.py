@@ -102,7 +102,7 @@ def main() -> None:
 
 def parameters(folder: Path) -> int:
     """How many numbers the trained model has."""
-    from sightline.checkpoint import load_model  # noqa: PLC0415
+    from sightline.model_folder import load_model  # noqa: PLC0415
 
     return sum(p.numel() for p in load_model(folder).parameters())
 
@@ -112,10 +112,10 @@ def score(folder: Path, test: Path, search: dict[str, Any]) -> dict[str, Any]:
     import torch  # noqa: PLC0415
     from sacrebleu.metrics import BLEU  # type: ignore[attr-defined]  # noqa: PLC0415
 
-    from sightline.checkpoint import load_model, load_tokenizer  # noqa: PLC0415
     from sightline.config import SearchConfig  # noqa: PLC0415
     from sightline.data.corpus import Table, read_pairs  # noqa: PLC0415
     from sightline.evaluate.scores import scores  # noqa: PLC0415
+    from sightline.model_folder import load_model, load_tokenizer  # noqa: PLC0415
     from sightline.search.find import find  # noqa: PLC0415
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

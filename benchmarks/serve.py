@@ -43,7 +43,7 @@ from lines import resident
 import sightline
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
-from sightline.folders import model_folder
+from sightline.model_folder import ModelFolder
 from sightline.serve.problems import KINDS
 
 HOST, NAME = "127.0.0.1", "en-de"
@@ -778,7 +778,7 @@ def _plain(options: argparse.Namespace) -> float:
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=model_folder)
+    parser.add_argument("model", type=lambda name: ModelFolder(name).path)
     parser.add_argument("--pairs", type=Path, required=True)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--engine", default="auto", choices=("auto", "torch", "ctranslate2"))

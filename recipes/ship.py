@@ -6,26 +6,23 @@ With --states, those states of a run with train.keep_tested=true go along, for l
 """
 
 import argparse
-import json
 import shutil
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from sightline.folders import SHIPPED
+from sightline.model_folder import BUNDLED
 
 
 def ship(run: Path, name: str, states: list[int]) -> Path:
     """The folder of the shipped model. Its card, README.md, and what to try, examples.txt, are written by hand and stay
     as they are."""
-    folder, draft = SHIPPED / name, SHIPPED.parent / f"{name}.partial"
+    folder, draft = BUNDLED / name, BUNDLED.parent / f"{name}.partial"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     for file in ("config.json", "tokenizer.model", "alignment.json"):
         if (run / file).exists():
             shutil.copy(run / file, draft / file)
-    usual = json.loads((run / "run.json").read_text("utf-8"))["usual_length"]
-    (draft / "run.json").write_text(json.dumps({"usual_length": usual}) + "\n", "utf-8")
     _halve(run / "model.safetensors", draft / "model.safetensors")
     for step in states:
         kept = draft / "states" / f"step-{step:08}"

@@ -12,13 +12,13 @@ from typing import Any
 import matplotlib
 from torch import Tensor
 
-from sightline.checkpoint import last_state, load_state
 from sightline.data.builtin import generate
 from sightline.evaluate.scores import values
 from sightline.train.events import Event
 from sightline.train.loop import RunState
 from sightline.train.run import RunOptions, TextFiles, train_files
 from sightline.train.sinks import Metrics, tee
+from sightline.train.state import last_state, load_state
 
 OPTIONS = """
 [model]

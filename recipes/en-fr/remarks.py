@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sightline.checkpoint import load_model, load_tokenizer
 from sightline.data.corpus import lines
 from sightline.model.transformer import DecoderOnly
+from sightline.model_folder import load_model, load_tokenizer
 from sightline.special import END, START
 
 

@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sightline.checkpoint import load_model, save_model
     from sightline.config import ModelConfig, SearchConfig
     from sightline.engine import Engine, load
     from sightline.model.mask import PackedRows
     from sightline.model.transformer import build
+    from sightline.model_folder import load_model, save_model
     from sightline.trace.record import tracing
     from sightline.trace.what_if import what_if
 
@@ -38,8 +38,8 @@ _HOME = {
     "SearchConfig": "sightline.config",
     "build": "sightline.model.transformer",
     "load": "sightline.engine",
-    "load_model": "sightline.checkpoint",
-    "save_model": "sightline.checkpoint",
+    "load_model": "sightline.model_folder",
+    "save_model": "sightline.model_folder",
     "tracing": "sightline.trace.record",
     "what_if": "sightline.trace.what_if",
 }

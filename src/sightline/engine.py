@@ -5,7 +5,6 @@ engine.translate(["Hi, how are you?"], beam=4)[0].text
 """
 
 import contextlib
-import json
 import threading
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
@@ -16,14 +15,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from sightline.backends.ctranslate2 import CTranslate2Search, supports
-from sightline.backends.ctranslate2_format import SHORTLIST, beside
-from sightline.checkpoint import load_model, load_tokenizer, read_config
+from sightline.backends.ctranslate2_format import beside
 from sightline.config import SearchConfig
-from sightline.errors import CheckpointError, InputError, SightlineError
-from sightline.folders import kept_file, model_folder
+from sightline.errors import InputError, SightlineError
 from sightline.model.kernels import for_few_rows
 from sightline.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Model
-from sightline.search.align import Alignment, Heads, Words, align, every_head
+from sightline.model_folder import SHORTLIST, ModelFolder
+from sightline.search.align import Alignment, Heads, Words, align
 from sightline.search.find import Progress, find, follow, stream
 from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.risk import expected_chrf
@@ -479,24 +477,28 @@ def load(
     on it is not found. An answer with a prefix, or without some words, may have any token, as always.
     `threads`: of CTranslate2; without, as many as torch has (`torch.set_num_threads`).
     """
-    paths = [model_folder(each) for each in ([path] if isinstance(path, str | Path) else path)]
+    paths = [ModelFolder(each) for each in ([path] if isinstance(path, str | Path) else path)]
     if not paths:
         raise InputError("there is no model to load; name its folder.")
     device = _device(device)
     for each in paths:
-        architecture = read_config(each).architecture
+        architecture = each.config.architecture
         if architecture != "encoder-decoder":
-            raise InputError(f"{each}: this model is {architecture} and does not translate.")
-    tokenizers = [load_tokenizer(each) for each in paths]
+            raise InputError(f"{each.path}: this model is {architecture} and does not translate.")
+    tokenizers = [each.load_tokenizer() for each in paths]
     models = []
     for each, tokenizer in zip(paths, tokenizers, strict=True):
-        model = load_model(each, device)
+        model = each.load_model(device)
         assert isinstance(model, EncoderDecoder)  # noqa: S101
         if tokenizer.files != tokenizers[0].files:
-            raise InputError(f"{each}: its vocabulary is not that of {paths[0]}; models that vote need one in common.")
+            raise InputError(
+                f"{each.path}: its vocabulary is not that of {paths[0].path}; models that vote need one in common."
+            )
         models.append(model)
         if model.config.source_end != models[0].config.source_end:
-            raise InputError(f"{each}: its sources end otherwise than those of {paths[0]}; such models cannot vote.")
+            raise InputError(
+                f"{each.path}: its sources end otherwise than those of {paths[0].path}; such models cannot vote."
+            )
     if precision == "bfloat16":
         if not device.startswith("cuda"):
             raise InputError(f"bfloat16 is for a GPU, and the device is {device}; leave the precision out.")
@@ -505,19 +507,20 @@ def load(
         for model in models:
             for_few_rows(model)
     threads = torch.get_num_threads() if threads is None else threads
+    usual, heads = min(each.trained_source_length or USUAL for each in paths), paths[0].alignment_heads()
     fast = _fast(paths[0], models, tokenizers[0], device, engine, precision, shortlist, threads)
-    return Engine(models, tokenizers[0], usual=min(map(_usual, paths)), fast=fast, heads=_heads(paths[0], models[0]))
+    return Engine(models, tokenizers[0], usual=usual, fast=fast, heads=None if heads is None else Heads(*heads))
 
 
 def load_any(path: str | Path, *, device: str = "auto", **options: Any) -> Engine | Reader:
     """Open a model of any architecture by its folder or its name: one that translates as `load` does, with its
     options, another to be looked into."""
-    path = model_folder(path)
-    if read_config(path).architecture == "encoder-decoder":
+    folder = ModelFolder(path)
+    if folder.config.architecture == "encoder-decoder":
         return load(path, device=device, **options)
-    model = load_model(path, _device(device))
+    model = folder.load_model(_device(device))
     assert not isinstance(model, EncoderDecoder)  # noqa: S101
-    return Reader(model, load_tokenizer(path))
+    return Reader(model, folder.load_tokenizer())
 
 
 def _device(name: str) -> str:
@@ -531,7 +534,7 @@ def _device(name: str) -> str:
 
 
 def _fast(
-    folder: Path,
+    folder: ModelFolder,
     models: Sequence[EncoderDecoder],
     tokenizer: Tokenizer,
     device: str,
@@ -559,32 +562,9 @@ def _fast(
             beside(folder, models[0], tokenizer, kind),
             kind,
             threads=threads,
-            shortlist=kept_file(folder, SHORTLIST) if shortlist else None,
+            shortlist=folder.file(SHORTLIST) if shortlist else None,
         )
     except SightlineError:  # it is not installed, or cannot do this model, or there is no room for its files
         if wanted:
             raise
         return None
-
-
-def _usual(folder: Path) -> int:
-    """What a run has noted of its sources."""
-    try:
-        return int(json.loads((folder / "run.json").read_text("utf-8"))["usual_length"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return USUAL
-
-
-def _heads(folder: Path, model: EncoderDecoder) -> Heads | None:
-    """Those that were chosen for alignments, if any were."""
-    path = kept_file(folder, "alignment.json")
-    try:
-        about = json.loads(path.read_text("utf-8"))
-        found = Heads([(layer, head) for layer, head in about["heads"]], about["step"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{path}: this is no choice of heads; without the file all of them count.") from None
-    if not found.heads or not {*found.heads} <= {*every_head(model)} or found.step not in ("predicts", "reads"):
-        raise CheckpointError(f"{path}: the model has no such heads; without the file all of them count.")
-    return found

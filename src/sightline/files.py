@@ -12,6 +12,7 @@ from typing import IO, Any
 from sightline.errors import CheckpointError, InputError, SightlineError
 
 __all__ = [
+    "cache_folder",
     "draft_folder",
     "lock",
     "optional_import",
@@ -105,6 +106,11 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def cache_folder() -> Path:
+    """Return the user's folder for files that can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sightline"
 
 
 def lock(file: IO[bytes], *, wait: bool) -> bool:

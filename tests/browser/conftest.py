@@ -8,9 +8,9 @@ import torch
 from playwright.sync_api import sync_playwright
 
 from serving import cannot, serving
-from sightline.checkpoint import load_tokenizer, save_model
 from sightline.config import ModelConfig
 from sightline.model.transformer import build
+from sightline.model_folder import load_tokenizer, save_model
 from sightline.serve.page import STATIC
 from support import random_weights
 from taught import taught

@@ -13,16 +13,17 @@ import torch
 from safetensors.torch import load_file
 
 from runs import files, metrics, on_pairs, sightline, start, state, train_here, wait_for, write_pairs
-from sightline.checkpoint import fill, last_state, load_model, load_tokenizer
 from sightline.config import TrainConfig
 from sightline.data.batches import collate
 from sightline.data.corpus import Table
 from sightline.data.feed import Place, Update
 from sightline.data.store import Cleaning, prepare
 from sightline.errors import TrainingError
+from sightline.model_folder import load_model, load_tokenizer, set_weights
 from sightline.train.distributed import World
 from sightline.train.events import Event, Finished, Progress, Saved, Validated
 from sightline.train.optimizer import optimizer_state
+from sightline.train.state import last_state
 from sightline.train.step import Step
 from sightline.train.validate import Validation
 from support import difference
@@ -357,7 +358,7 @@ def test_the_best_state_is_kept_or_the_mean_of_the_last_where_that_is_better(cor
         ranked = sorted(tests, key=lambda test: -test.loss if options else test.step)[-3:]
         averaged = mean([watch.weights[test.step] for test in ranked])
         model = load_model(out)
-        fill(model, averaged, "here")
+        set_weights(model, averaged, "here")
         store = prepare([Table(corpus / "dev.tsv")], load_tokenizer(out), corpus / "cache", Cleaning(4095, 1e9))
         result = Validation(store, load_tokenizer(out), batch_tokens=256)(model, bfloat16=False)
         assert last.loss == pytest.approx(result.loss, rel=1e-6)

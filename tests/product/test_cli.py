@@ -16,7 +16,7 @@ from sightline.cli.demo import SAID
 from sightline.cli.main import app, with_flags
 from sightline.config import Config, load, presets
 from sightline.data.builtin import riddle
-from sightline.folders import shipped
+from sightline.model_folder import bundled_models
 
 
 def sightline(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -33,7 +33,7 @@ def test_demo_translates_explains_teaches_and_opens_the_page(tmp_path):
         url = next(found[1] for line in running.stderr if (found := re.search(r"^Serving .* at (http\S+)", line)))
         assert "<title>Sightline</title>" in httpx.get(url).text
         models = [model["name"] for model in httpx.get(f"{url}/v1/models").json()["models"]]
-        assert models == [*(name for name in SAID if name in shipped()), "yours"]
+        assert models == [*(name for name in SAID if name in bundled_models()), "yours"]
         asked = {"model": "yours", "text": riddle()[0].source}
         answer = httpx.post(f"{url}/v1/translate", json=asked, timeout=60).json()
         assert answer["translations"][0]["text"] == riddle()[0].target

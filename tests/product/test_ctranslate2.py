@@ -16,10 +16,10 @@ import torch
 from tokenizers import models
 
 from sightline.backends.ctranslate2 import CTranslate2Search, supports
-from sightline.backends.ctranslate2_format import SHORTLIST, beside, convert, save_shortlist
-from sightline.checkpoint import load_tokenizer, save_model
+from sightline.backends.ctranslate2_format import beside, convert, save_shortlist
 from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
+from sightline.model_folder import SHORTLIST, ModelFolder, load_tokenizer, save_model
 from sightline.search.find import find
 from sightline.search.hypothesis import Wish
 from sightline.search.score import force
@@ -333,13 +333,13 @@ def test_of_several_who_need_the_files_at_once_one_makes_them(words, tmp_path, m
 
     def use(_):
         start.wait()
-        return CTranslate2Search(beside(tmp_path / "model", model, words)).find(SOURCES, SearchConfig())
+        return CTranslate2Search(beside(ModelFolder(tmp_path / "model"), model, words)).find(SOURCES, SearchConfig())
 
     with ThreadPoolExecutor(8) as pool:
         first, *others = pool.map(use, range(8))
     assert len(made) == 1
     assert all(found == first for found in others)
-    beside(tmp_path / "model", model, words)
+    beside(ModelFolder(tmp_path / "model"), model, words)
     assert len(made) == 1
 
 

@@ -405,9 +405,9 @@ def test_chosen_heads_are_found_beside_the_model(engine, taught, tmp_path):
     chosen = sightline.load(folder)
     assert chosen.heads == Heads([(1, 0), (0, 2)], "reads")
     assert chosen.align(TEXTS[:9], TEXTS[1:10]) != engine.align(TEXTS[:9], TEXTS[1:10])
-    for text, message in (("{}", "no choice of heads"), ('{"heads": [[7, 0]], "step": "reads"}', "no such heads")):
+    for text in ("{}", '{"heads": [[7, 0]], "step": "reads"}'):
         (folder / "alignment.json").write_text(text)
-        with pytest.raises(CheckpointError, match=message):
+        with pytest.raises(CheckpointError, match="no such attention heads"):
             sightline.load(folder)
     with pytest.raises(InputError, match="1 sources and 2 targets"):
         engine.align(["x"], ["y", "z"])

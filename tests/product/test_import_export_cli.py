@@ -9,12 +9,12 @@ import pytest
 
 import sightline
 from sightline.backends.ctranslate2 import CTranslate2Search
-from sightline.checkpoint import load_model, load_tokenizer
 from sightline.config import SearchConfig
 from sightline.data.builtin import generate
 from sightline.errors import InputError
 from sightline.interop.export import export
 from sightline.interop.onnx import OnnxModel
+from sightline.model_folder import load_model, load_tokenizer
 from sightline.search.find import find
 
 COMMAND = [sys.executable, "-m", "sightline.cli.main"]
@@ -121,7 +121,7 @@ def test_mistakes_are_told_in_a_sentence_and_leave_nothing(taught, tmp_path):
     assert "there is a model here already" in sentence(run("import", tmp_path / "empty", "--out", taught))
     assert "is for ctranslate2" in sentence(run("export", taught, "--to", "onnx", "--out", out, "--precision", "int8"))
     assert "exists and is not a model exported by" in sentence(run("export", taught, "--to", "onnx", "--out", taught))
-    assert "there is no model here" in sentence(run("export", tmp_path / "empty", "--to", "onnx", "--out", out))
+    assert "no model found" in sentence(run("export", tmp_path / "empty", "--to", "onnx", "--out", out))
     assert run("export", taught, "--to", "paper", "--out", out).returncode == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "x.argosmodel"]
 

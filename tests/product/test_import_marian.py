@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MarianConfig, MarianMTModel
 
-from sightline.checkpoint import load_model, load_tokenizer, save_model
 from sightline.errors import CheckpointError, ConfigError, InputError, SightlineError
 from sightline.interop.marian import OWN_START, read_marian
+from sightline.model_folder import load_model, load_tokenizer, save_model
 from sightline.special import END, PAD, START, UNKNOWN
 
 SOURCE = ["the cat sat on the mat, no less", "no dog is on 1.5 mats", "on and on the cats sat"] * 4

@@ -16,12 +16,12 @@ from tokenizers import models
 from torch.nn.utils.rnn import pad_sequence
 
 from sightline import Engine
-from sightline.checkpoint import load_tokenizer, save_model
 from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.interop import onnx as ours
 from sightline.interop.onnx import OnnxModel, OnnxScorer, export, verify
 from sightline.model.kernels import for_few_rows
+from sightline.model_folder import load_tokenizer, save_model
 from sightline.search.find import find
 from sightline.search.hypothesis import Wish
 from sightline.special import END, PAD, START
@@ -84,7 +84,7 @@ print(json.dumps(answers))
 """
 EXPORT = """
 import sys
-from sightline.checkpoint import load_model, load_tokenizer
+from sightline.model_folder import load_model, load_tokenizer
 from sightline.interop.onnx import export
 export(load_model(sys.argv[1]), load_tokenizer(sys.argv[1]), sys.argv[2])
 """

@@ -6,11 +6,11 @@ import torch
 
 import sightline
 from serving import problem, serving
-from sightline.checkpoint import load_tokenizer, save_model
 from sightline.config import ModelConfig
 from sightline.data.builtin import generate
 from sightline.engine import load_any
 from sightline.model.transformer import build
+from sightline.model_folder import load_tokenizer, save_model
 from sightline.special import END, START
 from sightline.trace.pack import read
 from support import random_weights

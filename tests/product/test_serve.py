@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import sightline
 from serving import problem, serving
-from sightline.checkpoint import load_model, load_tokenizer, save_model
 from sightline.data.builtin import generate
+from sightline.model_folder import load_model, load_tokenizer, save_model
 from sightline.serve.problems import Problem
 from sightline.serve.service import Traces
 from sightline.special import END, START
@@ -688,11 +688,11 @@ def test_what_cannot_be_served_is_told_in_one_sentence(taught, tmp_path, wrong):
             arguments, expected = [tmp_path / "none"], f"{tmp_path / 'none'}"
         elif wrong == "damaged":
             (folder / "model.safetensors").write_bytes(b"x" * 5000)
-            expected = f"{folder}: this is no model, or its weights are damaged."
+            expected = f"{folder / 'model.safetensors'}: the weights are missing or damaged."
         elif wrong == "cut":
             whole = (folder / "model.safetensors").read_bytes()
             (folder / "model.safetensors").write_bytes(whole[:-100])
-            expected = f"{folder / 'model.safetensors'}: the weights are damaged: the file is not as long as it says."
+            expected = f"{folder / 'model.safetensors'}: the weights are missing or damaged."
         elif wrong == "taken":
             arguments, expected = [folder, "--port", taken.getsockname()[1]], "choose another one by --port."
         elif wrong == "host":

@@ -9,11 +9,10 @@ from safetensors import safe_open
 
 import sightline
 from runs import sightline as run
-from sightline.checkpoint import load_model, load_tokenizer
 from sightline.data.builtin import generate, riddle
 from sightline.evaluate.align import gold_of
 from sightline.evaluate.grammar import grammar
-from sightline.folders import SHIPPED, model_folder, shipped
+from sightline.model_folder import BUNDLED, ModelFolder, bundled_models, load_model, load_tokenizer
 from sightline.search.align import write_pharaoh
 from support import difference
 
@@ -21,9 +20,9 @@ RIDDLE = [pair.source for pair in riddle()]
 ANSWERS = [pair.target for pair in riddle()]
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", bundled_models())
 def test_it_is_small_and_has_a_card(name):
-    folder = SHIPPED / name
+    folder = BUNDLED / name
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 25e6
     card = (folder / "README.md").read_text("utf-8")
     assert card.startswith(f"# {name}: ")
@@ -40,7 +39,7 @@ def test_a_name_is_as_good_as_a_folder(tmp_path, monkeypatch):
     (tmp_path / "en").write_text("".join(f"{text}\n" for text in RIDDLE))
     (tmp_path / "de").write_text("".join(f"{text}\n" for text in ANSWERS))
     done = run(tmp_path, "models")
-    assert [line.split()[0] for line in done.stdout.splitlines() if not line.startswith(" ")] == shipped()
+    assert [line.split()[0] for line in done.stdout.splitlines() if not line.startswith(" ")] == bundled_models()
     assert "on its way there: coref/states/step-00000000 to step-00000160" in done.stdout
     done = run(tmp_path, "translate", "coref", "en")
     assert done.stdout.splitlines() == ANSWERS
@@ -58,7 +57,7 @@ def test_a_name_is_as_good_as_a_folder(tmp_path, monkeypatch):
     # What is made from it goes to the user's cache, not among the package's files.
     for name in ("coref", "coref/states/step-00000080"):
         assert (tmp_path / "cache" / "sightline" / "models" / name / "ctranslate2").is_dir()
-    assert not list((SHIPPED / "coref").rglob("ctranslate2*"))
+    assert not list((BUNDLED / "coref").rglob("ctranslate2*"))
 
 
 def test_what_is_made_of_it_is_the_users(tmp_path, monkeypatch):
@@ -71,7 +70,7 @@ def test_what_is_made_of_it_is_the_users(tmp_path, monkeypatch):
         ("links", [write_pharaoh(gold_of(pair)) for pair in pairs]),
     ):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
-    before = {path: path.read_bytes() for path in SHIPPED.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in BUNDLED.rglob("*") if path.is_file()}
     made = tmp_path / "cache" / "sightline" / "models" / "coref"
     done = run(tmp_path, "align", "coref", "--source", "en", "--target", "de", "--gold", "links", "--choose")
     assert done.returncode == 0, done.stderr
@@ -81,16 +80,16 @@ def test_what_is_made_of_it_is_the_users(tmp_path, monkeypatch):
     assert done.stdout == f"{made / 'vmap.txt'}\n", done.stderr
     assert run(tmp_path, "translate", "coref", "en", "--shortlist").returncode == 0
     assert not (tmp_path / "coref").exists()
-    assert {path: path.read_bytes() for path in SHIPPED.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in BUNDLED.rglob("*") if path.is_file()} == before
 
 
 def test_a_folder_of_the_same_name_goes_first_if_it_is_a_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "coref").mkdir()
-    assert model_folder("coref") == SHIPPED / "coref"
+    assert ModelFolder("coref").path == BUNDLED / "coref"
     (tmp_path / "coref").rmdir()
-    shutil.copytree(SHIPPED / "coref" / "states" / "step-00000000", tmp_path / "coref")
-    assert model_folder("coref").resolve() == tmp_path / "coref"
+    shutil.copytree(BUNDLED / "coref" / "states" / "step-00000000", tmp_path / "coref")
+    assert ModelFolder("coref").path.resolve() == tmp_path / "coref"
     for name in ("nothing", "x" * 300, "a text, in place of a model"):
         done = run(tmp_path, "translate", name, "-")
         assert done.returncode == 2
@@ -183,7 +182,7 @@ def test_coref_solves_the_riddle_by_looking_at_the_right_noun():
 
 
 def test_the_states_of_coref_lead_from_noise_to_skill():
-    folders = [*sorted((SHIPPED / "coref" / "states").iterdir()), SHIPPED / "coref"]
+    folders = [*sorted((BUNDLED / "coref" / "states").iterdir()), BUNDLED / "coref"]
     found = [grammar(load_model(folder), load_tokenizer(folder), count=300) for folder in folders]
     assert len(folders) == 6
     assert [one.exact for one in found] == sorted(one.exact for one in found)

@@ -7,9 +7,9 @@ import pytest
 from safetensors.torch import load_file
 
 from runs import OPTIONS, files, metrics, on_pairs, sightline, train_here, write_pairs
-from sightline.checkpoint import load_model, load_tokenizer
 from sightline.cli.main import main
 from sightline.data.builtin import generate
+from sightline.model_folder import load_model, load_tokenizer
 from support import difference
 
 PAIRS = [(pair.source, pair.target) for pair in generate("train", 120)]
@@ -245,7 +245,7 @@ def test_unequal_files_and_missing_ones_are_named(corpus, refused, tmp_path):
         ([], "there is nothing to train on; name files by --source and --target, --pairs, --text or --dialogue."),
         (["--text", "a.txt", "--config", "options.toml"], "this text needs a model that is decoder-only"),
         (["--resume"], "there is no run here to resume; leave out --resume to begin one."),
-        (["--pairs", "train.tsv", "--from", "nowhere"], "there is no model here; a model folder has a config.json."),
+        (["--pairs", "train.tsv", "--from", "nowhere"], "no model found: config.json is missing."),
     ],
 )
 def test_what_cannot_be_asked_for_is_told(arguments, sentence, corpus, refused):

@@ -262,7 +262,7 @@ def test_a_shortlist_is_learnt_and_used(taught, expected, tmp_path):
         (["translate", "{model}", "--precision", "int8", "--engine", "torch"], "int8 is for the engine ctranslate2"),
         (["shortlist", "{model}"], "name files by --source and --target, or --pairs"),
         (["shortlist", "{model}", "--source", "{tmp}/there"], "there are 1 --source and 0 --target"),
-        (["shortlist", "{tmp}/none", "--pairs", "{tmp}/there.tsv"], "there is no model here"),
+        (["shortlist", "{tmp}/none", "--pairs", "{tmp}/there.tsv"], "no model found"),
         (["shortlist", "{model}", "--pairs", "{tmp}/there.tsv"], "cannot be read"),
         (["translate", "{model}", "--set", "temprature=1"], "did you mean 'temperature'"),
         (["translate", "{model}", "--beam", "2", "--set", "groups=3"], "cannot be split"),

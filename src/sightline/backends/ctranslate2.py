@@ -32,10 +32,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.backends.ctranslate2_format import SHORTLIST, Precision, new_name
+from sightline.backends.ctranslate2_format import Precision, new_name
 from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.files import optional_import
+from sightline.model_folder import SHORTLIST
 from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.rules import NEVER, bounds
 from sightline.special import END

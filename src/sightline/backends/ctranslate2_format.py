@@ -17,15 +17,14 @@ from torch import Tensor, nn
 from sightline.config import ModelConfig, StackConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.files import lock, optional_import, replacing_folder, write_files
-from sightline.folders import made_from
 from sightline.model.transformer import EncoderDecoder, FeedForward, MultiHeadAttention, Residual, Stack
+from sightline.model_folder import SHORTLIST, ModelFolder
 from sightline.special import END, START, UNKNOWN
 from sightline.text.shortlist import Shortlist
 from sightline.text.tokenizer import Tokenizer
 
 __all__ = [
     "ACTIVATIONS",
-    "SHORTLIST",
     "Precision",
     "beside",
     "convert",
@@ -34,20 +33,17 @@ __all__ = [
     "spec_of",
 ]
 
-SHORTLIST = "vmap.txt"
-"""The file of a shortlist, by CTranslate2's name and in its format: a source token, a tab, the targets it allows. In
-the first line, without a source, stand those that may always come."""
 Precision = Literal["float32", "int8"]
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh", "swish": "SWISH", "swiglu": "SWISH"}
 
 
-def beside(path: Path, model: EncoderDecoder, tokenizer: Tokenizer, precision: Precision = "float32") -> Path:
+def beside(path: ModelFolder, model: EncoderDecoder, tokenizer: Tokenizer, precision: Precision = "float32") -> Path:
     """The converted model beside a model's own files (of a shipped one, in the user's cache), one for each precision,
     made when it is first asked for, and anew when the weights are others. Where nothing can be written, it is a
     CheckpointError."""
-    folder = made_from(path) / ("ctranslate2" if precision == "float32" else f"ctranslate2-{precision}")
-    weights = (path / "model.safetensors").stat()
+    folder = path.converted(precision)
+    weights = path.weights.stat()
     stamp = f"{weights.st_size} {weights.st_mtime_ns}"
     mark = folder / "made-from.txt"
     if _says(mark, stamp):

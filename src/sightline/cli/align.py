@@ -26,7 +26,7 @@ def align(
     from sightline.engine import load
     from sightline.errors import InputError
     from sightline.evaluate.align import agreement, choose_heads, save_choice
-    from sightline.folders import made_from, model_folder
+    from sightline.model_folder import ModelFolder
     from sightline.search.align import read_pharaoh, write_pharaoh
 
     if choose and gold is None:
@@ -37,7 +37,7 @@ def align(
     if choose and right is not None:
         sources, targets = zip(*pairs, strict=True)
         choice = choose_heads(engine, sources, targets, right)
-        save_choice(made_from(model_folder(model)), choice)
+        save_choice(ModelFolder(model).cache, choice)
         names = ", ".join(f"{layer}.{head}" for layer, head in choice.heads.heads)
         typer.echo(f"heads {names} (layer.head), at the step that {choice.heads.step} a word", err=True)
         typer.echo(f"error rate on the {choice.pairs:,} pairs they were chosen by: {choice.error:.4f}", err=True)

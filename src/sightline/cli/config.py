@@ -22,8 +22,8 @@ def explain(
 @app.command()
 def presets() -> None:
     """List the presets, with the size of each model at its vocabulary of 37,000."""
-    from sightline.checkpoint import count_parameters
     from sightline.config import load, presets
+    from sightline.model_folder import count_parameters
 
     for name in presets():
         model = load(name).model

@@ -95,13 +95,12 @@ def heading(console: "Console", title: str, text: str) -> None:
 def translate(console: "Console") -> None:
     """What the shipped models say."""
     started = time.perf_counter()
-    from sightline.checkpoint import count_parameters
     from sightline.engine import load
-    from sightline.folders import shipped
+    from sightline.model_folder import ModelFolder, bundled_models
 
-    for name in (name for name in SAID if name in shipped()):
+    for name in (name for name in SAID if name in bundled_models()):
         engine = load(name, engine="torch")  # the same answers as by CTranslate2, and nothing to be converted first
-        count = count_parameters(engine.model.config)
+        count = ModelFolder(name).count_parameters()
         heading(console, f"Translate with {name}", f"It comes with Sightline: {count / 1e6:.1f} million parameters.")
         for text, found in zip(SAID[name], engine.translate(SAID[name]), strict=True):
             console.print(f"  {text}")
@@ -150,12 +149,11 @@ def teach(console: "Console", folder: Path, *, kept: bool) -> None:
     the corpus, by which a run that was stopped can go on."""
     import torch
 
-    from sightline.checkpoint import load_model, load_tokenizer
     from sightline.data.builtin import generate, riddle
     from sightline.evaluate.grammar import grammar, translations
     from sightline.evaluate.scores import values
-    from sightline.folders import SHIPPED
     from sightline.model.transformer import EncoderDecoder
+    from sightline.model_folder import BUNDLED, EXAMPLES, load_model, load_tokenizer
     from sightline.train.run import RunOptions, TextFiles, train_files
     from sightline.train.sinks import Lines, ProgressBar
 
@@ -189,7 +187,7 @@ def teach(console: "Console", folder: Path, *, kept: bool) -> None:
             console.print(f"Stopped; sightline train --out {folder} --resume goes on.")
         raise typer.Exit(128 + run.stopped)
     seconds = time.perf_counter() - started
-    shutil.copy(SHIPPED / "coref" / "examples.txt", folder)  # it has learnt the same words
+    shutil.copy(BUNDLED / "coref" / EXAMPLES, folder)  # it has learnt the same words
     model, tokenizer = load_model(folder), load_tokenizer(folder)
     if not isinstance(model, EncoderDecoder):
         raise TypeError(type(model))
@@ -214,7 +212,7 @@ def teach(console: "Console", folder: Path, *, kept: bool) -> None:
 def show(console: "Console", folder: Path, port: int) -> None:
     """The page, until Ctrl-C."""
     from sightline.cli.serve import serve
-    from sightline.folders import shipped
+    from sightline.model_folder import bundled_models
 
     heading(
         console,
@@ -222,4 +220,4 @@ def show(console: "Console", folder: Path, port: int) -> None:
         "The page has all of them: type your own sentence, and open any box of the figure down to its numbers. "
         "Ctrl-C ends.",
     )
-    serve([*(name for name in SAID if name in shipped()), f"yours={folder}"], port=port, open_page=True)
+    serve([*(name for name in SAID if name in bundled_models()), f"yours={folder}"], port=port, open_page=True)

@@ -79,14 +79,14 @@ def _read(names: Sequence[str], reference: Path, source: Path | None) -> Texts:
     """All files, as long as each other."""
     from sightline.data.corpus import lines
     from sightline.errors import InputError
-    from sightline.folders import model_folder
+    from sightline.model_folder import ModelFolder
 
     references = list(lines(reference))
     if not any(line.strip() for line in references):
         raise InputError(f"{reference}: the file has nothing but blank lines.")
     systems = []
     for name in names:
-        path = model_folder(name)
+        path = ModelFolder(name).path
         if not path.exists() and path.suffix != ".txt":
             raise InputError(f"{name}: there is no model here, nor a text file.")
         systems.append([] if path.is_dir() else list(lines(path)))

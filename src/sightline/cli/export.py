@@ -35,18 +35,16 @@ def export(
 ) -> None:
     """Write a model for Hugging Face transformers, CTranslate2 or an ONNX runtime, with its vocabulary. The new folder
     is there once it has been compared with the model, and whole."""
-    from sightline.backends.ctranslate2_format import SHORTLIST
-    from sightline.checkpoint import load_model, load_tokenizer
     from sightline.errors import InputError
-    from sightline.folders import kept_file, model_folder
     from sightline.interop.export import export as write
     from sightline.model.transformer import EncoderDecoder
+    from sightline.model_folder import SHORTLIST, ModelFolder
 
-    folder = model_folder(model)
-    ours, tokenizer = load_model(folder), load_tokenizer(folder)
+    folder = ModelFolder(model)
+    ours, tokenizer = folder.load_model(), folder.load_tokenizer()
     if not isinstance(ours, EncoderDecoder):
         raise InputError(f"{model}: this model is {ours.config.architecture}; only one that translates is exported.")
-    shortlist = kept_file(folder, SHORTLIST)
+    shortlist = folder.file(SHORTLIST)
     found = write(
         ours,
         tokenizer,

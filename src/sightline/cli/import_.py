@@ -22,9 +22,9 @@ def import_(
 ) -> None:
     """Read a model of another program, and write it as one of ours, which can do all that ours can. The numbers stay
     the same."""
-    from sightline.checkpoint import save_model
     from sightline.errors import InputError
     from sightline.interop.reading import find, kind_of
+    from sightline.model_folder import save_model
 
     if (out / "config.json").exists() or (out / "model.safetensors").exists():
         raise InputError(f"{out}: there is a model here already; choose another --out.")

@@ -24,11 +24,10 @@ def shortlist(
 ) -> None:
     """Learn from pairs, best those of the training, which tokens a translation may need. With --shortlist, translate
     and evaluate then search among these alone."""
-    from sightline.backends.ctranslate2_format import SHORTLIST, save_shortlist
-    from sightline.checkpoint import load_tokenizer
+    from sightline.backends.ctranslate2_format import save_shortlist
     from sightline.data.corpus import Corpus, Parallel, Table, read_pairs
     from sightline.errors import InputError
-    from sightline.folders import made_from, model_folder
+    from sightline.model_folder import SHORTLIST, ModelFolder
     from sightline.text.shortlist import learn
 
     if len(source or []) != len(target or []):
@@ -39,8 +38,8 @@ def shortlist(
     corpora += [Table(Path(path)) for path in pairs or []]
     if not corpora:
         raise InputError("there is nothing to learn from; name files by --source and --target, or --pairs.")
-    folder = model_folder(model)
-    tokenizer = load_tokenizer(folder)
+    folder = ModelFolder(model)
+    tokenizer = folder.load_tokenizer()
 
     def tokenised(texts: Iterable[tuple[str, str]]) -> Iterator[tuple[list[int], list[int]]]:
         rest = iter(texts)
@@ -50,11 +49,11 @@ def shortlist(
 
     read = (pair for corpus in corpora for pair in read_pairs(corpus))
     found = learn(tokenised(read), tokenizer, often=often, likely=likely)
-    save_shortlist(found, tokenizer, made_from(folder))
+    save_shortlist(found, tokenizer, folder.cache)
     mean = len(found.likely) / tokenizer.size
     typer.echo(
         f"{len(found.always):,} tokens may always come, and {mean:.1f} for each source token (on average); these are "
         f"{100 * found.coverage:.2f} % of the target tokens in pairs that were not learnt from",
         err=True,
     )
-    typer.echo(str(made_from(folder) / SHORTLIST))
+    typer.echo(str(folder.cache / SHORTLIST))

@@ -11,6 +11,7 @@ from sightline.data.builtin import Pair
 from sightline.engine import Engine
 from sightline.errors import InputError
 from sightline.files import write_files
+from sightline.model_folder import ALIGNMENT
 from sightline.search.align import Alignment, Head, Heads, Step, align, every_head, link, weigh
 
 __all__ = ["MOST", "Agreement", "Choice", "agreement", "choose_heads", "gold_of", "save_choice"]
@@ -95,7 +96,7 @@ def save_choice(folder: Path | str, choice: Choice) -> None:
         "error": round(choice.error, 4),
         "pairs": choice.pairs,
     }
-    write_files(folder, {"alignment.json": json.dumps(about, indent=2).encode() + b"\n"})
+    write_files(folder, {ALIGNMENT: json.dumps(about, indent=2).encode() + b"\n"})
 
 
 def gold_of(pair: Pair) -> Alignment:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from sightline.backends.ctranslate2 import CTranslate2Search
-from sightline.backends.ctranslate2_format import SHORTLIST, convert
+from sightline.backends.ctranslate2_format import convert
 from sightline.config import SearchConfig
 from sightline.data.builtin import generate
 from sightline.errors import CheckpointError, ConfigError
@@ -17,6 +17,7 @@ from sightline.files import optional_import, replacing_folder
 from sightline.interop import onnx
 from sightline.interop.hugging_face_files import quiet, write_hugging_face
 from sightline.model.transformer import EncoderDecoder
+from sightline.model_folder import SHORTLIST
 from sightline.search.find import find
 from sightline.search.score import force
 from sightline.special import END, UNKNOWN

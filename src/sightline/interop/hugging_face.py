@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sightline.checkpoint import fill
 from sightline.config import ModelConfig, PositionsConfig, StackConfig
 from sightline.errors import CheckpointError, ConfigError
 from sightline.files import optional_import
 from sightline.model.transformer import EncoderDecoder, Model, build
+from sightline.model_folder import set_weights
 from sightline.special import END, PAD, START
 
 __all__ = ["converted", "from_hugging_face", "in_halves", "to_hugging_face"]
@@ -112,7 +112,7 @@ def converted(config: Mapping[str, Any], theirs: Weights, where: str) -> Model:
     if left:
         raise CheckpointError(f"{where}: the weights have an unknown {min(left)!r} and do not fit the configuration.")
     model = build(ours)
-    fill(model, weights, where)
+    set_weights(model, weights, where)
     return model.eval()
 
 

@@ -17,12 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sightline.checkpoint import fill
 from sightline.config import ModelConfig, PositionsConfig, StackConfig
 from sightline.errors import CheckpointError, ConfigError
 from sightline.files import optional_import
 from sightline.interop.numbers import adopted
 from sightline.model.transformer import EncoderDecoder
+from sightline.model_folder import set_weights
 from sightline.special import START
 from sightline.text.tokenizer import NAMES, SentencePiece, Tokenizer
 
@@ -85,7 +85,7 @@ def read_marian(folder: Path | str) -> tuple[EncoderDecoder, Tokenizer]:
     config, weights = _converted(parameters, options, source, target)
     tokenizer = _tokenizer(source, target)
     model = EncoderDecoder(config)
-    fill(model, weights, parameters.where)
+    set_weights(model, weights, parameters.where)
     ours = adopted(model, tokenizer, start=None)
     assert isinstance(ours, EncoderDecoder)  # noqa: S101 - it is of the same kind
     return ours, tokenizer

@@ -1,24 +1,19 @@
 """The models of a service: known by name, loaded when somebody asks for them, given up when memory is short."""
 
 import asyncio
-import json
 import logging
-import math
 import re
-import struct
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from sightline.checkpoint import load_tokenizer
 from sightline.engine import Engine, Reader
-from sightline.errors import CheckpointError, InputError, SightlineError
-from sightline.folders import model_folder
+from sightline.errors import InputError, SightlineError
+from sightline.model_folder import ModelFolder
 from sightline.serve.problems import Problem
 
 __all__ = ["NAMES", "Models", "named"]
@@ -34,8 +29,6 @@ NAMES = {
     "vi": "Vietnamese", "zh": "Chinese",
 }  # fmt: skip
 """Of languages, by the codes that model names have."""
-EXAMPLES = "examples.txt"
-"""In the folder of a model, if whoever made it tells what to try."""
 LANGUAGES = re.compile(r"(?:^|.*[^a-z])([a-z]{2,3})[-_]([a-z]{2,3})(?:[^a-z].*)?", re.DOTALL)
 
 
@@ -44,7 +37,7 @@ def named(models: Sequence[str]) -> dict[str, Path]:
     folders: dict[str, Path] = {}
     for model in models:
         name, is_named, folder = model.partition("=")
-        path = model_folder(folder if is_named else model)
+        path = ModelFolder(folder if is_named else model).path
         name = name if is_named else path.resolve().name
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
             raise InputError(f"{name!r}: a model is called by letters, digits, - _ and .; give it a name: NAME={path}.")
@@ -159,34 +152,13 @@ class Models:
 
 def _entry(name: str, folder: Path) -> Entry:
     """What can be known of a model without loading it, which is also whether it is one."""
-    load_tokenizer(folder)
-    path = folder / "model.safetensors"
-    try:
-        architecture = json.loads((folder / "config.json").read_text("utf-8"))["model"]["architecture"]
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header: dict[str, Any] = json.loads(file.read(min(length, 10**8)))
-        tensors = [about for tensor, about in header.items() if tensor != "__metadata__"]
-        parameters = sum(math.prod(about["shape"]) for about in tensors)
-        whole = path.stat().st_size == 8 + length + max(about["data_offsets"][1] for about in tensors)
-    except (OSError, ValueError, LookupError, TypeError, struct.error):
-        raise CheckpointError(f"{folder}: this is no model, or its weights are damaged.") from None
-    if not whole:
-        raise CheckpointError(f"{path}: the weights are damaged: the file is not as long as it says.")
+    model = ModelFolder(folder)
+    model.load_tokenizer()
+    parameters, architecture = model.count_parameters(), model.config.architecture
     found = LANGUAGES.fullmatch(name) if architecture == "encoder-decoder" else None
     known = found is not None and {found[1], found[2]} <= NAMES.keys()
     languages = (found[1], found[2]) if found and known else None
-    return Entry(folder, parameters, architecture, languages, *_examples(folder))
-
-
-def _examples(folder: Path) -> tuple[list[str], str | None]:
-    """Sentences that come with a model, a line each, and what is said of them in lines that begin with #."""
-    try:
-        lines = [line.strip() for line in (folder / EXAMPLES).read_text("utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError):
-        return [], None
-    about = " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
-    return [line for line in lines if line and not line.startswith("#")], about or None
+    return Entry(folder, parameters, architecture, languages, *model.examples())
 
 
 def _bytes(engine: Engine | Reader) -> int:

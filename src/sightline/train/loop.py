@@ -24,26 +24,18 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from sightline.checkpoint import (
-    begin_state,
-    fill,
-    finish_state,
-    last_state,
-    load_state,
-    save_state,
-    save_weights,
-    writing_state,
-)
 from sightline.config import Config, TrainConfig
 from sightline.data.feed import Feed, Place, Update, ahead
 from sightline.errors import CheckpointError, TrainingError
 from sightline.files import write_files
 from sightline.model.transformer import Model
+from sightline.model_folder import save_weights, set_weights
 from sightline.text.tokenizer import Tokenizer
 from sightline.train.distributed import World, full_tensor, shard_like
 from sightline.train.events import Finished, Progress, Saved, Sink, Started, Validated, Warned
 from sightline.train.optimizer import load_optimizer_state, optimizer_state
 from sightline.train.schedule import learning_rate
+from sightline.train.state import begin_state, finish_state, last_state, load_state, save_state, writing_state
 from sightline.train.step import Step
 from sightline.train.validate import Validation, ValidationResult
 
@@ -83,6 +75,7 @@ def train(
     folder: Path,
     sink: Sink,
     tokenizer: Tokenizer | None = None,
+    trained_source_length: int | None = None,
     validation: Validation | None = None,
     world: World | None = None,
     resume: bool = False,
@@ -93,7 +86,7 @@ def train(
     model.to(world.device).train()
     schedule = _schedule(config, feed, world)
     step = make_step(model, config, world, feed.rows, schedule.steps)
-    saver = _Checkpoints(model, step, config, folder, world, tokenizer)
+    saver = _Checkpoints(model, step, config, folder, world, tokenizer, trained_source_length)
     run = saver.load() if resume else RunState()
     sink(_started(run, schedule.steps, model, feed, world))
     if run.step == 0:
@@ -360,23 +353,30 @@ def _finish(
         return
     own = {name: p.detach().clone() for name, p in model.named_parameters()}
     step.average = []
-    fill(model, mean, "the mean of the tested states")
+    set_weights(model, mean, "the mean of the tested states")
     result = _validate(model, step, validation, world)
     if result is None:
         saver.keep_model()
     else:
         _record(result, run, saver, sink, f"mean of {len(run.averaged)} states")
-    fill(model, own, "the last state")
+    set_weights(model, own, "the last state")
 
 
 class _Checkpoints:
     """Puts a run on disk and takes it up again. Only the main process writes."""
 
     def __init__(
-        self, model: Model, step: Step, config: Config, folder: Path, world: World, tokenizer: Tokenizer | None
+        self,
+        model: Model,
+        step: Step,
+        config: Config,
+        folder: Path,
+        world: World,
+        tokenizer: Tokenizer | None,
+        trained_source_length: int | None,
     ) -> None:
         self.model, self.step, self.config, self.folder = model, step, config, folder
-        self.world, self.tokenizer = world, tokenizer
+        self.world, self.tokenizer, self.trained_source_length = world, tokenizer, trained_source_length
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
 
     def weights(self) -> dict[str, Tensor]:
@@ -396,7 +396,13 @@ class _Checkpoints:
     def _write(self, folder: Path) -> None:
         weights = self.weights()
         if self.world.main:
-            save_weights(weights, self.model.config, folder, self.tokenizer)
+            save_weights(
+                weights,
+                self.model.config,
+                folder,
+                self.tokenizer,
+                trained_source_length=self.trained_source_length,
+            )
 
     def keep_for_average(self, run: RunState, value: float) -> None:
         """Keep the tested state if it is one of those that will be averaged, and delete the one it replaces."""

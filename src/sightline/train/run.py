@@ -14,21 +14,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.checkpoint import last_state, load_model, load_tokenizer
 from sightline.config import Config, ModelConfig, load
 from sightline.data.corpus import Corpus, Dialogue, Parallel, Table, Text, lines, read_dialogues, read_pairs
 from sightline.data.feed import Feed
 from sightline.data.store import Cleaning, Store, Weighted, prepare, prepare_dialogues, prepare_texts
 from sightline.errors import CheckpointError, ConfigError, InputError
-from sightline.files import write_files
-from sightline.folders import cache_folder, model_folder
+from sightline.files import cache_folder, write_files
 from sightline.model.transformer import Model, build
+from sightline.model_folder import ModelFolder, load_tokenizer
 from sightline.text.split import split
 from sightline.text.tokenizer import Tokenizer, suggest_vocab_size
 from sightline.train.batch_size import find_batch_tokens
 from sightline.train.distributed import World
 from sightline.train.events import Sink, Warned
 from sightline.train.loop import RunState, remove_run, train
+from sightline.train.state import last_state
 from sightline.train.validate import ScoreFunction, Validation
 from sightline.train.vocabulary import replace_vocabulary
 
@@ -95,8 +95,8 @@ def train_files(
             "there is nothing to train on; name files by --source and --target, --pairs, --text or --dialogue."
         )
     begun = last_state(folder / "checkpoints") is not None
-    start = None if options.init_from is None or begun else model_folder(options.init_from)
-    old = None if start is None else (load_model(start), load_tokenizer(start))
+    start = None if options.init_from is None or begun else ModelFolder(options.init_from)
+    old = None if start is None else (start.load_model(), start.load_tokenizer())
     if not options.resume:
         config = _configure(options, corpora, log, old[0] if old else None)
     world = World(options.device, shard=config.train.shard)
@@ -115,7 +115,7 @@ def train_files(
         else:  # all that can be wrong with the input has been found by now
             config = _fix_batch_tokens(config, world, log)
             remove_run(folder)
-            _save_options(folder, options, config, tokenizer, stores[0], text)
+            _save_options(folder, options, config, tokenizer, text)
         world.broadcast(config)
         if not begun:
             _warn_of_leaks(stores[0], sink)
@@ -139,6 +139,7 @@ def train_files(
             folder=folder,
             sink=sink,
             tokenizer=tokenizer,
+            trained_source_length=_trained_source_length(stores[0], tokenizer),
             validation=validation,
             world=world,
             resume=options.resume,
@@ -364,7 +365,7 @@ def _check_fingerprint(folder: Path, text: list[list[Any]]) -> None:
 
 
 def _save_options(
-    folder: Path, options: RunOptions, config: Config, tokenizer: Tokenizer, store: Store, text: list[list[Any]]
+    folder: Path, options: RunOptions, config: Config, tokenizer: Tokenizer, text: list[list[Any]]
 ) -> None:
     about: dict[str, Any] = {
         "config": config.model_dump(mode="json"),
@@ -373,17 +374,16 @@ def _save_options(
         "init_from": options.init_from,
         "text": text,
     }
-    if store.source is not None:
-        about["usual_length"] = _trained_source_length(store, tokenizer)
     # In this order: where there is a run.json, there is all that it needs.
     files = {**tokenizer.files, "run.json": json.dumps(about, indent=2).encode() + b"\n"}
     write_files(folder, files)
 
 
-def _trained_source_length(store: Store, tokenizer: Tokenizer) -> int:
-    """Tokens that sources have here. A longer text is translated sentence by sentence, later on; and any text, where
-    sources here are single sentences."""
-    assert store.source is not None  # noqa: S101 - who asks has seen it
+def _trained_source_length(store: Store, tokenizer: Tokenizer) -> int | None:
+    """Return the tokens of a long source, or 1 if sources are single sentences. Longer texts are translated sentence by
+    sentence."""
+    if store.source is None:
+        return None
     some = range(0, len(store), max(1, len(store) // 1000))
     texts = [tokenizer.source.decode(store.source[i]) for i in some]
     several = [len(split(text, lambda texts: [len(text) for text in texts], 10**9, 1)) > 1 for text in texts]

@@ -1,0 +1,122 @@
+"""Training states on disk: folders `step-<number>`, each complete or absent.
+
+A state has `state.json` and `state.safetensors`; the state of a sharded run has one file of tensors per process.
+"""
+
+import contextlib
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from sightline.errors import CheckpointError
+from sightline.files import read_json_object, sync_folder, write_files
+
+__all__ = ["begin_state", "finish_state", "last_state", "load_state", "save_state", "writing_state"]
+
+FORMAT = 2
+"""The version of a state's layout; Sightline 0.1 wrote version 1."""
+
+
+def save_state(folder: Path, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
+    """Write the state of a training run. Older states are removed once it is complete."""
+    with writing_state(folder):
+        draft = begin_state(folder, step)
+        write_files(draft, {"state.safetensors": save({n: v.detach().contiguous().cpu() for n, v in tensors.items()})})
+        return finish_state(folder, step, about)
+
+
+@contextlib.contextmanager
+def writing_state(folder: Path) -> Iterator[None]:
+    """Remove incomplete states and raise a CheckpointError if the block fails to write."""
+    try:
+        yield
+    except (OSError, CheckpointError) as error:
+        for draft in folder.glob(".step-*.partial"):
+            shutil.rmtree(draft, ignore_errors=True)
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{folder}: cannot be written: {error.strerror}.", value=folder) from None
+
+
+def begin_state(folder: Path, step: int) -> Path:
+    """Create an empty folder for the tensors of a state."""
+    draft = _draft(folder, step)
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    return draft
+
+
+def finish_state(folder: Path, step: int, about: Mapping[str, Any]) -> Path:
+    """Make the folder with all tensors the state of the run, and remove older states."""
+    draft, kept = _draft(folder, step), folder / f"step-{step:08}"
+    write_files(draft, {"state.json": json.dumps({"format": FORMAT, **about}, indent=2).encode() + b"\n"})
+    for path in draft.iterdir():
+        sync_folder(path)
+    shutil.rmtree(kept, ignore_errors=True)  # an equal state of the same step
+    draft.replace(kept)
+    sync_folder(folder)
+    for old in _states(folder):
+        if old != kept:
+            shutil.rmtree(old, ignore_errors=True)
+    return kept
+
+
+def _draft(folder: Path, step: int) -> Path:
+    return folder / f".step-{step:08}.partial"
+
+
+def last_state(folder: Path) -> Path | None:
+    """Return the newest state in a folder, or None."""
+    return max(_states(folder), default=None)
+
+
+def load_state(
+    folder: Path, like: Callable[[str], Tensor | None] = lambda _: None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Load a state: tensors by name, and the contents of state.json.
+
+    If a sharded run wrote it, each process reads its own part of a tensor for which `like` returns a sharded tensor,
+    and other tensors completely.
+    """
+    about = read_json_object(folder / "state.json")
+    if about.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{folder}: the run was started by another version of Sightline, which this one cannot resume. "
+            "Start a new run from its model.",
+            value=folder,
+        )
+    try:
+        if (folder / "state.safetensors").exists():
+            return load_file(folder / "state.safetensors"), about
+        return _load_parts(folder, like), about
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{folder}: the state cannot be read: {error}.", value=folder) from None
+
+
+def _load_parts(folder: Path, like: Callable[[str], Tensor | None]) -> dict[str, Tensor]:
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader  # noqa: PLC0415 - slow to import
+    from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
+
+    reader = HuggingFaceStorageReader(str(folder))
+    found: dict[str, Any] = {}
+    for name, kept in reader.read_metadata().state_dict_metadata.items():
+        model, size = like(name), kept.size  # type: ignore[union-attr]
+        found[name] = torch.zeros(size) if model is None or model.shape != size else torch.zeros_like(model)
+    if not found:
+        raise ValueError("it has no tensors")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process may read all parts
+        load(found, storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+    return found
+
+
+def _states(folder: Path) -> Iterable[Path]:
+    return folder.glob("step-*") if folder.is_dir() else ()
