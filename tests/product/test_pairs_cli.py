@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import sightline as library
-from runs import files, metrics, sightline, start, wait_for, write_pairs
+from runs import LIMIT, files, metrics, sightline, start, wait_for, write_pairs
 from sightline.cli import pairs as made
 from sightline.cli.lines import only_writer
 from sightline.config import SearchConfig
@@ -38,7 +38,7 @@ def kill_once_begun(folder, out, *command):
     running = start(folder, *command)
     wait_for(lambda: out.exists() and out.stat().st_size > 0, running)
     running.kill()
-    running.communicate(timeout=60)
+    running.communicate(timeout=LIMIT)
     assert running.returncode == -signal.SIGKILL
     begun = out.read_bytes()
     with out.open("ab") as file:
@@ -91,7 +91,7 @@ def test_killed_and_stopped_and_resumed_it_is_the_run_that_was_not_and_that_of_t
     running = start(tmp_path / "parts", *command, "--resume")
     wait_for(lambda: (parts / "checkpoints").exists() and any((parts / "checkpoints").glob("step-*")), running)
     running.terminate()
-    _, told = running.communicate(timeout=60)
+    _, told = running.communicate(timeout=LIMIT)
     assert running.returncode == 128 + signal.SIGTERM, told
     assert metrics(parts) != metrics(whole)
     done = sightline(tmp_path / "parts", *command, "--resume")

@@ -80,10 +80,10 @@ def worker():
     return [thread for thread in threading.enumerate() if thread.name == "sightline batches"]
 
 
-def gone(seconds=5.0):
-    end = time.monotonic() + seconds
-    while worker() and time.monotonic() < end:
-        time.sleep(0.01)
+def gone():
+    """Wait until the thread has ended; a thread that never ends fails the test after a minute."""
+    for thread in worker():
+        thread.join(60)
     return not worker()
 
 
@@ -96,19 +96,19 @@ def test_ahead_gives_the_same_items_in_their_order_and_ends(depth):
 
 
 def test_ahead_is_ahead_and_not_further():
-    made = []
+    made, six = [], threading.Event()
 
     def items():
         for i in range(100):
             made.append(i)
+            if i == 5:
+                six.set()
             yield i
 
     taken = ahead(items, 4)
     next(taken)
-    end = time.monotonic() + 5
-    while len(made) < 6 and time.monotonic() < end:
-        time.sleep(0.01)
-    time.sleep(0.05)
+    assert six.wait(60)
+    time.sleep(0.05)  # in which a thread without a limit would make all of them
     assert len(made) == 6  # one taken, four ready, one in hand
     assert worker()
     taken.close()

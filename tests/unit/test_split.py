@@ -1,7 +1,5 @@
 """A text in pieces is the same text; every piece fits, and ends where it should."""
 
-import time
-
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -262,13 +260,12 @@ def test_a_large_text(name):
     calls = []
 
     def length(texts):
-        calls.append(len(texts))
+        calls.append(sum(map(len, texts)))
         return letters(texts)
 
-    before = time.process_time()
-    pieces = split(text, length, 250)
-    assert time.process_time() - before < 20  # seconds; 4 at most where nothing else runs
+    pieces = split(text, length, 250)  # code that is quadratic in the text does not end here
     assert len(calls) <= 6
+    assert sum(calls) <= 6 * len(text)
     assert "".join(piece.text + piece.gap for piece in pieces) == text
     assert len(pieces) < 20_000
 
