@@ -1,9 +1,11 @@
-"""The thread that computes: requests share batches, take turns, leave, and get their own answers."""
+"""The worker thread: requests share batches, take turns, can be cancelled, and get their own answers.
+
+No test depends on the speed of the machine: gates hold the worker's thread until everything is in its queue.
+"""
 
 import queue
 import random
 import threading
-import time
 
 import pytest
 import torch
@@ -31,21 +33,22 @@ def worker():
     worker.sizes = []
     worker.batches = lambda sentences, _seconds: worker.sizes.append(sentences)
     yield worker
-    worker.stop(20)
+    worker.stop(60)
     assert not worker.alive
     assert worker.waiting == 0
 
 
-class Asking:
-    """A job, and what it was told."""
+class Client:
+    """A job and its events. `log` records (client, event) of several clients in one order."""
 
-    def __init__(self, worker, engine, texts, config=BEAMS, **more):
-        self.events, self.times = queue.SimpleQueue(), []
-        self.job = Job(engine, texts, config, self._told, **more)
+    def __init__(self, worker, engine, texts, config=BEAMS, log=None, **more):
+        self.events, self.log = queue.SimpleQueue(), log
+        self.job = Job(engine, texts, config, self._receive, **more)
         self.worker = worker
 
-    def _told(self, event):
-        self.times.append(time.monotonic())
+    def _receive(self, event):
+        if self.log is not None:
+            self.log.append((self, event))
         self.events.put(event)
 
     def send(self):
@@ -53,11 +56,11 @@ class Asking:
         return self
 
     def all(self):
-        """Everything that it is told, until it is over."""
-        told = [self.events.get(timeout=60)]
-        while isinstance(told[-1], str):
-            told.append(self.events.get(timeout=60))
-        return told
+        """All events up to the last."""
+        found = [self.events.get(timeout=120)]
+        while isinstance(found[-1], str):
+            found.append(self.events.get(timeout=120))
+        return found
 
     def texts(self):
         last = self.all()[-1]
@@ -65,165 +68,203 @@ class Asking:
         return [one.text for one in last.translations]
 
 
-def busy(worker):
-    """Keep the thread from working until it is let go."""
-    go = threading.Event()
-    worker.call(lambda: go.wait(30))
-    return go
+def block(worker):
+    """Hold the worker's thread until the returned event is set. The thread has nothing else to do by then."""
+    started, release = threading.Event(), threading.Event()
+    worker.call(lambda: started.set() or release.wait(120))
+    assert started.wait(60)
+    return release
 
 
-def test_requests_that_wait_are_searched_together_and_each_gets_its_own(worker, engine):
+def pause_after_first_batch(worker):
+    """Two events: the worker has finished a batch; the worker may continue."""
+    paused, release = threading.Event(), threading.Event()
+
+    def pause(*_):
+        paused.set()
+        release.wait(120)
+
+    worker.batches = pause
+    return paused, release
+
+
+def settle(worker):
+    """Wait until the worker has finished the step that it is in."""
+    worker.call(lambda: None).result(60)
+
+
+def order_of_results(log):
+    return [client for client, event in log if isinstance(event, Served)]
+
+
+def test_waiting_requests_share_batches_and_get_their_own_answers(worker, engine):
     chance = random.Random(1)
-    asked = [
+    requests = [
         ([chance.choice(TEXTS) for _ in range(chance.randrange(1, 4))], chance.choice([GREEDY, BEAMS]))
         for _ in range(40)
     ]
-    go = busy(worker)
-    jobs = [Asking(worker, engine, texts, config).send() for texts, config in asked]
-    assert worker.waiting == 41
-    go.set()
-    for job, (texts, config) in zip(jobs, asked, strict=True):
-        assert job.texts() == [one.text for one in engine.search(texts, config)]
+    release = block(worker)
+    clients = [Client(worker, engine, texts, config).send() for texts, config in requests]
+    assert worker.waiting == 40
+    release.set()
+    for client, (texts, config) in zip(clients, requests, strict=True):
+        assert client.texts() == [one.text for one in engine.search(texts, config)]
+    settle(worker)
     assert max(worker.sizes) > 10
-    assert sum(worker.sizes) == sum(len(texts) for texts, _ in asked)
+    assert sum(worker.sizes) == sum(len(texts) for texts, _ in requests)
 
 
-def test_one_alone_is_begun_at_once(engine):
-    """However long those who are many may wait for each other."""
+def test_single_request_starts_without_waiting(engine):
+    """`wait` is for requests under load. If it applied here, each of these would wait for one second."""
     worker = Worker(ServeConfig(wait=1.0))
-    for text in TEXTS[:5]:
-        (served,) = Asking(worker, engine, [text]).send().all()
-        assert served.waited < 0.5
-    worker.stop(10)
+    served = [Client(worker, engine, [text]).send().all()[-1] for text in TEXTS[:5]]
+    assert min(one.waited for one in served) < 0.9
+    worker.stop(60)
 
 
-def test_a_long_request_does_not_keep_short_ones_waiting(engine):
-    worker = Worker(ServeConfig(batch_tokens=1024))
-    long = Asking(worker, engine, TEXTS * 5).send()
-    time.sleep(0.05)
-    shorts = [Asking(worker, engine, [text]).send() for text in TEXTS[:5]]
-    found = [short.texts() for short in shorts]
-    assert long.events.empty(), "the long one is not over yet"
-    assert found == [[one.text] for one in engine.translate(TEXTS[:5])]
+def test_long_request_does_not_block_short_ones(engine):
+    worker, log = Worker(ServeConfig(batch_tokens=1024)), []
+    paused, release = pause_after_first_batch(worker)
+    long = Client(worker, engine, TEXTS * 5, log=log).send()
+    assert paused.wait(60)
+    shorts = [Client(worker, engine, [text], log=log).send() for text in TEXTS[:5]]
+    release.set()
+    assert [short.texts() for short in shorts] == [[one.text] for one in engine.translate(TEXTS[:5])]
     assert long.texts() == [one.text for one in engine.translate(TEXTS)] * 5
-    worker.stop(20)
+    assert order_of_results(log)[-1] is long
+    worker.stop(60)
 
 
-def test_short_ones_do_not_wait_for_a_long_sentence_nor_it_for_ever(taught):
-    """One that is much longer is not put among short ones; and it has its turn, however many of them come."""
+def test_long_sentence_gets_its_turn_among_endless_short_ones(taught):
+    """A sentence that is much longer is not put into a batch of short ones; and it starts although short ones arrive
+    faster than they are answered."""
     engine = sightline.load(taught, device="cpu", engine="torch")
-    worker, stop = Worker(ServeConfig()), threading.Event()
-    answered = []
+    worker, sizes, answered = Worker(ServeConfig()), [], threading.Event()
+    worker.batches = lambda sentences, _seconds: sizes.append(sentences)
 
-    def short_ones():
-        while not stop.is_set():
-            answered.append(Asking(worker, engine, [TEXTS[0]], GREEDY).send().texts())
+    class Endless(Client):
+        """Sends its request again after each answer, from the worker's thread, until the long one is answered."""
 
-    threads = [threading.Thread(target=short_ones) for _ in range(4)]
-    for thread in threads:
-        thread.start()
+        def _receive(self, event):
+            super()._receive(event)
+            if not answered.is_set():
+                Endless(worker, engine, [TEXTS[0]], GREEDY, self.log).send()
+
+    class Long(Client):
+        def _receive(self, event):
+            super()._receive(event)
+            answered.set()
+
+    log = []
+    release = block(worker)
+    for _ in range(4):
+        Endless(worker, engine, [TEXTS[0]], GREEDY, log).send()
     words = " ".join(text.rstrip(".") for text in TEXTS[:12])
-    long = Asking(worker, engine, [words], GREEDY).send()
+    long = Long(worker, engine, [words], GREEDY, log).send()
+    release.set()
     assert long.texts() == [engine.translate(words, beam=1)[0].text]
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert len(answered) > 4
-    worker.stop(20)
+    settle(worker)
+    assert sizes[0] == 4, "the long sentence is not in the batch of the first short ones"
+    assert len(order_of_results(log)) > 4
+    worker.stop(60)
 
 
-def test_who_is_gone_takes_no_place(worker, engine):
-    go = busy(worker)
-    jobs = [Asking(worker, engine, TEXTS[i : i + 2]).send() for i in range(20)]
-    for one in jobs[::2]:
+def test_cancelled_requests_are_not_searched(worker, engine):
+    release = block(worker)
+    clients = [Client(worker, engine, TEXTS[i : i + 2]).send() for i in range(20)]
+    for one in clients[::2]:
         one.job.gone = True
-    go.set()
-    for i, one in enumerate(jobs):
+    release.set()
+    for i, one in enumerate(clients):
         if i % 2:
             assert one.texts() == [one.text for one in engine.translate(TEXTS[i : i + 2])]
-    assert all(one.events.empty() for one in jobs[::2])
+    settle(worker)
+    assert all(one.events.empty() for one in clients[::2])
     assert sum(worker.sizes) == 20
 
 
-def test_text_is_told_while_others_are_searched(worker, engine):
-    go = busy(worker)
-    jobs = [Asking(worker, engine, [text], GREEDY, aloud=True) for text in [*TEXTS[:6], f"{TEXTS[6]}\n{TEXTS[7]}"]]
-    others = [Asking(worker, engine, [text], GREEDY) for text in TEXTS[:6]]
-    for one in [*jobs, *others]:
+def test_streams_share_a_batch(worker, engine):
+    release, log = block(worker), []
+    texts = [*TEXTS[:6], f"{TEXTS[6]}\n{TEXTS[7]}"]
+    streams = [Client(worker, engine, [text], GREEDY, log, aloud=True) for text in texts]
+    others = [Client(worker, engine, [text], GREEDY) for text in TEXTS[:6]]
+    for one in [*streams, *others]:
         one.send()
-    go.set()
-    for one in jobs:
-        *told, last = one.all()
-        assert "".join(told) == last.translations[0].text == engine.translate(one.job.texts[0], beam=1)[0].text
-        assert len(told) > 2
-        assert one.times[-1] - one.times[0] > 0
-    for one in others:
-        assert one.texts() == [engine.translate(one.job.texts[0], beam=1)[0].text]
+    release.set()
+    for one, text in zip(streams, texts, strict=True):
+        *chunks, last = one.all()
+        assert "".join(chunks) == last.translations[0].text == engine.translate(text, beam=1)[0].text
+        assert len(chunks) > 2
+    for one, text in zip(others, TEXTS, strict=False):
+        assert one.texts() == [engine.translate(text, beam=1)[0].text]
+    first_result = next(i for i, (_, event) in enumerate(log) if isinstance(event, Served))
+    assert {client for client, _ in log[:first_result]} == set(streams), "all of them grow at the same time"
 
 
-def test_a_stream_is_not_held_up_by_batches_that_are_searched_in_one_go(taught):
-    """Between two of them it has as much time as one has taken, which is enough to end."""
+def test_batches_of_one_step_do_not_block_a_stream(taught):
+    """CTranslate2 searches a batch in one step. Between two of them a stream has as much time as the last one took."""
     engine = sightline.load(taught, device="cpu", engine="ctranslate2")
-    worker = Worker(ServeConfig())
-    many = [Asking(worker, engine, TEXTS * 5).send() for _ in range(6)]
-    time.sleep(0.05)
-    stream = Asking(worker, engine, [TEXTS[0]], GREEDY, aloud=True).send()
+    worker, log = Worker(ServeConfig()), []
+    paused, release = pause_after_first_batch(worker)
+    many = [Client(worker, engine, TEXTS * 5, log=log).send() for _ in range(6)]
+    assert paused.wait(60)
+    stream = Client(worker, engine, [TEXTS[0]], GREEDY, log, aloud=True).send()
+    release.set()
     assert stream.all()[-1].translations[0].text == engine.translate(TEXTS[0], beam=1)[0].text
-    assert sum(not one.events.empty() for one in many) < 4
     assert all(len(one.texts()) == 300 for one in many)
-    worker.stop(20)
+    assert order_of_results(log).index(stream) < 4
+    worker.stop(60)
 
 
-def test_what_goes_wrong_with_one_is_told_to_that_one(worker, engine):
-    wrong = Asking(worker, engine, ["a\nb"], prefix="x").send()
+def test_errors_reach_only_their_own_request(worker, engine):
+    wrong = Client(worker, engine, ["a\nb"], prefix="x").send()
     assert isinstance(wrong.all()[-1], InputError)
-    large = Asking(Worker(ServeConfig(max_tokens=10)), engine, [TEXTS[0]]).send()
-    assert isinstance(large.all()[-1], Problem)
-    good = Asking(worker, engine, [TEXTS[0]]).send()
+    large = Client(Worker(ServeConfig(max_tokens=10)), engine, [TEXTS[0]]).send()
+    error = large.all()[-1]
+    assert isinstance(error, Problem)
+    assert error.kind == "too-large"
+    good = Client(worker, engine, [TEXTS[0]]).send()
     assert good.texts() == [engine.translate(TEXTS[0])[0].text]
 
     class Broken:
         def asked(self, *_, **__):
-            raise RuntimeError("this should not have happened")
+            raise RuntimeError("a bug")
 
-    broken = Asking(worker, Broken(), ["a"]).send()
-    assert str(broken.all()[-1]) == "this should not have happened"
-    assert worker.call(lambda: 7).result(10) == 7
+    broken = Client(worker, Broken(), ["a"]).send()
+    assert isinstance(broken.all()[-1], RuntimeError)
+    assert worker.call(lambda: 7).result(60) == 7
     with pytest.raises(ZeroDivisionError):
-        worker.call(lambda: 1 / 0).result(10)
+        worker.call(lambda: 1 / 0).result(60)
     assert worker.alive
 
 
-def test_no_more_wait_than_may(engine):
+def test_full_queue_refuses_requests(engine):
     worker = Worker(ServeConfig(max_queue=3))
-    go = busy(worker)
-    deadline = time.monotonic() + 5
-    while worker.waiting and time.monotonic() < deadline:
-        time.sleep(0.01)  # until it is kept busy
-    jobs = [Asking(worker, engine, [text]).send() for text in TEXTS[:3]]
+    release = block(worker)
+    clients = [Client(worker, engine, [text]).send() for text in TEXTS[:3]]
     with pytest.raises(QueueFullError):
-        Asking(worker, engine, ["a"]).send()
+        Client(worker, engine, ["a"]).send()
     with pytest.raises(QueueFullError):
         worker.call(lambda: 1)
-    go.set()
-    assert all(job.texts() for job in jobs)
-    assert Asking(worker, engine, ["a"]).send().texts()
-    worker.stop(10)
+    release.set()
+    assert all(client.texts() for client in clients)
+    assert Client(worker, engine, ["a"]).send().texts()
+    worker.stop(60)
 
 
-def test_what_was_asked_before_the_end_is_answered(engine):
+def test_stop_answers_all_earlier_requests(engine):
     worker = Worker(ServeConfig())
-    jobs = [Asking(worker, engine, [text]).send() for text in TEXTS]
-    worker.stop(30)
+    clients = [Client(worker, engine, [text]).send() for text in TEXTS]
+    worker.stop(120)
     assert not worker.alive
-    assert all(not job.events.empty() for job in jobs)
+    assert all(not client.events.empty() for client in clients)
     with pytest.raises(QueueFullError):
-        Asking(worker, engine, ["a"]).send()
+        Client(worker, engine, ["a"]).send()
 
 
 def test_models_are_loaded_on_one_thread(taught):
-    """While other threads compute with several, OpenMP does not let those of a model spin, and a step takes twice as
-    long."""
+    """If another thread computes with several threads, OpenMP stops those of a model from spinning, and a step of a
+    search takes twice as long."""
     threads, before = [], torch.get_num_threads()
     models = Models({"one": taught}, lambda folder: threads.append(torch.get_num_threads()) or sightline.load(folder))
     models.load_first()
