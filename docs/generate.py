@@ -98,7 +98,7 @@ MODULES = [
     "sightline.serve.worker",
     "sightline.serve.models",
     "sightline.serve.page",
-    "sightline.serve.gate",
+    "sightline.serve.access",
     "sightline.serve.protocol",
     "sightline.serve.observe",
     "sightline.serve.problems",

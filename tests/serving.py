@@ -1,4 +1,4 @@
-"""A service in a process of its own, as users start it."""
+"""A service in its own process, as users start it."""
 
 import contextlib
 import json
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import httpx
 import pytest
@@ -16,7 +17,7 @@ import pytest
 class Server:
     """The real command line, and a client of it."""
 
-    def __init__(self, *arguments, seconds=60, port=0):
+    def __init__(self, *arguments, seconds=120, port=0):
         command = [sys.executable, "-m", "sightline.cli.main", "serve", *map(str, arguments), "--port", str(port)]
         self.process = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -57,7 +58,7 @@ class Server:
         assert answer.status_code == 200, answer.text
         return answer.json()["translations"]
 
-    def stop(self, sign=signal.SIGTERM, seconds=30):
+    def stop(self, sign=signal.SIGTERM, seconds=60):
         self.client.close()
         if self.process.poll() is None:
             self.process.send_signal(sign)
@@ -76,8 +77,8 @@ def serving(*arguments):
         server.stop(signal.SIGKILL)
 
 
-def problem(answer, status, kind):
-    """Whether an answer is this problem, and told as it should be."""
+def problem(answer, status, kind, *words):
+    """Check that an answer is this problem, in the form of RFC 9457, and that its detail has these words."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     body = answer.json()
@@ -86,11 +87,21 @@ def problem(answer, status, kind):
     assert body["title"]
     assert body["detail"].endswith(".")
     assert "\n" not in body["detail"]
+    for word in words:
+        assert re.search(rf"(?<!\w){re.escape(str(word))}(?!\w)", body["detail"]), (word, body["detail"])
     return body["detail"]
 
 
+def wait_until(condition, seconds=120):
+    """Wait for a condition. The limit only bounds the time that a failing test takes."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
 def cannot(why):
-    """A person's machine may lack what a test needs; where all of it must pass, nothing may be left out."""
+    """Skip a test whose requirement is not installed here; fail in CI, which must run every test."""
     if os.environ.get("CI"):
         pytest.fail(why)
     pytest.skip(why)

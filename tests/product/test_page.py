@@ -18,7 +18,7 @@ SCRIPT = b"export const answer = 42;\n" * 100
 
 @pytest.fixture
 def get(taught, tmp_path, monkeypatch):
-    """What a service answers whose page lies in the folder static; it has keys, and none is sent."""
+    """Sends a request without a key to a service that has keys and whose page is in the folder static."""
     monkeypatch.setattr(page, "STATIC", tmp_path / "static")
     service = Service(Models({"one": taught}, sightline.load), ServeConfig())
     app = create_app(service, {"anna": "0123456789abcdef"})
@@ -39,7 +39,7 @@ def get(taught, tmp_path, monkeypatch):
 def built(tmp_path):
     files = {
         "static/index.html": b"<!doctype html><title>Sightline</title>",
-        "static/other.html": b"not for you",
+        "static/other.html": b"private",
         "static/assets/app-1f.js": SCRIPT,
         "static/assets/app-1f.css": b"p {}",
         "static/assets/fonts/serif-2e.woff2": b"wOF2",
@@ -47,8 +47,8 @@ def built(tmp_path):
         "static/assets/cat-4c.png": b"\x89PNG",
         "static/assets/trace-5b.json": b"{}",
         "static/assets/trace-5b.bin": b"\0\1",
-        "static/assets/.hidden.js": b"not for you",
-        "secret.js": b"not for you",
+        "static/assets/.hidden.js": b"private",
+        "secret.js": b"private",
     }
     for name, data in files.items():
         path = tmp_path / name
@@ -56,13 +56,13 @@ def built(tmp_path):
         path.write_bytes(data)
 
 
-def test_a_page_that_is_not_built_says_so(get):
-    assert problem(get("/"), 404, "not-found") == "the page is not built; run make web."
+def test_missing_page_is_a_problem(get):
+    problem(get("/"), 404, "not-found", "make web")
     problem(get("/assets/app-1f.js"), 404, "not-found")
 
 
 @pytest.mark.usefixtures("built")
-def test_everybody_may_see_the_page_and_what_it_asks_for_needs_a_key(get):
+def test_page_is_public_and_the_api_needs_a_key(get):
     answer = get("/")
     assert answer.text == "<!doctype html><title>Sightline</title>"
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -74,7 +74,7 @@ def test_everybody_may_see_the_page_and_what_it_asks_for_needs_a_key(get):
 
 
 @pytest.mark.usefixtures("built")
-def test_files_of_the_page_have_their_kinds_and_are_kept_for_good(get):
+def test_assets_have_content_types_and_are_cached(get):
     for name, kind in (
         ("app-1f.js", "text/javascript; charset=utf-8"),
         ("app-1f.css", "text/css; charset=utf-8"),
@@ -119,5 +119,5 @@ def test_files_of_the_page_have_their_kinds_and_are_kept_for_good(get):
         "a/" * 2500 + "a",
     ],
 )
-def test_no_name_leads_out_of_the_folder(get, name):
+def test_asset_names_cannot_leave_the_folder(get, name):
     problem(get(f"/assets/{name}"), 404, "not-found")

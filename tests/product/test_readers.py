@@ -60,10 +60,10 @@ def test_a_model_that_does_not_translate_can_be_looked_into(server, folders, nam
     weight = server.get(f"/v1/models/{name}/weights/classifier.weight", params={"row": 5})
     assert weight.content == opened.model.classifier.weight[5].detach().numpy().tobytes()
     refused = server.post("/v1/trace", {"text": TEXT, "target": "x", "model": name})
-    assert problem(refused, 422, "invalid").startswith(f"target: the model {name} is {architecture} and has only")
+    problem(refused, 422, "invalid", "target", name, architecture)
     long = server.post("/v1/trace", {"text": "x " * 64, "model": name})
     room = 63 if side == "target" else 62
-    assert problem(long, 422, "invalid") == f"only texts of at most {room} tokens can be traced."
+    problem(long, 422, "invalid", room)
     assert server.post("/v1/trace", {"text": "", "model": name}).status_code == 200
     for path, body in {
         "/v1/translate": {"text": TEXT},
@@ -72,8 +72,7 @@ def test_a_model_that_does_not_translate_can_be_looked_into(server, folders, nam
         "/v1/score": {"pairs": [{"source": TEXT, "target": "x"}]},
         "/v1/alternatives": {"text": TEXT, "target": "x", "position": 0},
     }.items():
-        detail = problem(server.post(path, {**body, "model": name}), 422, "invalid")
-        assert detail == f"the model {name} is {architecture} and does not translate."
+        problem(server.post(path, {**body, "model": name}), 422, "invalid", "model", name, architecture)
 
 
 def test_models_of_all_kinds_are_served_side_by_side(server, taught):

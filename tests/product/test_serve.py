@@ -1,4 +1,4 @@
-"""The service: the real command line in a process of its own, asked by real clients."""
+"""The service: the real command line in its own process, and real clients."""
 
 import asyncio
 import json
@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,13 +20,20 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import sightline
-from serving import problem, serving
+from serving import problem, serving, wait_until
+from sightline.config import ServeConfig
 from sightline.data.builtin import generate
+from sightline.errors import InputError
 from sightline.model_folder import load_model, load_tokenizer, save_model
+from sightline.serve import access
+from sightline.serve.access import Keys, read_keys
+from sightline.serve.app import bind, create_app
+from sightline.serve.models import Models, named
 from sightline.serve.problems import Problem
-from sightline.serve.service import Traces
+from sightline.serve.service import Service, Traces
 from sightline.special import END, START
 from sightline.trace.pack import PIECE, read
+from support import raises
 
 TEXTS = [pair.source for pair in generate("test", 40)]
 JSON = {"content-type": "application/json"}
@@ -44,18 +52,18 @@ def server(taught, request):
 
 @pytest.fixture(scope="module")
 def small(taught):
-    """One with low limits, and keys."""
+    """A service with low limits and keys."""
     limits = {"max_body": 2000, "max_texts": 3, "max_characters": 300, "max_tokens": 400, "max_beams": 3}
-    limits |= {"max_traced": 30, "receive": 1, "rate": 600}
+    limits |= {"max_traced": 30, "receive": 1}
     keys = taught.parent / "keys.txt"
-    keys.write_text("# who may ask\nanna 0123456789abcdef\n\nbert fedcba9876543210\n")
+    keys.write_text("# clients\nanna 0123456789abcdef\n\nbert fedcba9876543210\n")
     sets = [part for name, value in limits.items() for part in ("--set", f"{name}={value}")]
     with serving(f"tiny-en-de={taught}", "--keys", keys, "--allow-origin", "https://example.org", *sets) as server:
         server.client.headers["authorization"] = "Bearer 0123456789abcdef"
         yield server
 
 
-def test_what_is_translated_is_what_the_engine_writes(server, engine):
+def test_translations_equal_those_of_the_engine(server, engine):
     for options in (
         {"beam": 1},
         {},
@@ -81,7 +89,7 @@ def test_what_is_translated_is_what_the_engine_writes(server, engine):
     assert "Garten" in server.translate(TEXTS[0], within=["Garten"])[0]["text"]
 
 
-def test_texts_keep_their_lines_and_empty_ones_stay_empty(server, engine):
+def test_line_breaks_and_empty_texts_are_kept(server, engine):
     text = f"{TEXTS[0]}\n\n  {TEXTS[1]}\n"
     assert server.translate([text, "", " \n"])[0]["text"] == engine.translate(text)[0].text
     assert [one["text"] for one in server.translate(["", " \n"])] == ["", " \n"]
@@ -96,7 +104,7 @@ def events(answer):
     return found
 
 
-def test_a_stream_tells_the_text_as_it_grows(server, engine):
+def test_streamed_chunks_add_up_to_the_translation(server, engine):
     for text in (TEXTS[0], f"{TEXTS[1]}\n{TEXTS[2]}", "", "🦊 ü"):
         answer = server.post("/v1/translate/stream", {"text": text})
         assert answer.status_code == 200
@@ -111,7 +119,7 @@ def test_a_stream_tells_the_text_as_it_grows(server, engine):
     assert drawn == engine.translate(TEXTS[0], beam=1, sample=True, seed=3, temperature=2.0)[0].text
 
 
-def test_scores_are_those_of_the_engine(server, engine):
+def test_scores_equal_those_of_the_engine(server, engine):
     targets = [one.text for one in engine.translate(TEXTS[:3])]
     pairs = [{"source": source, "target": target} for source, target in zip(TEXTS[:3], targets, strict=True)]
     answer = server.post("/v1/score", {"pairs": pairs}).json()
@@ -123,7 +131,7 @@ def test_scores_are_those_of_the_engine(server, engine):
     assert [one["text"] for one in found["alternatives"]] == [one.text for one in expected]
 
 
-def test_a_trace_is_fetched_piece_by_piece(server, engine):
+def test_trace_tensors_in_both_formats(server, engine):
     answer = server.post("/v1/trace", {"text": TEXTS[0]}).json()
     expected = engine.trace(TEXTS[0])
     assert answer["tokens"] == expected.tokens
@@ -155,7 +163,7 @@ def floats(answer):
     return np.frombuffer(answer.content, "<f4")
 
 
-def test_a_trace_tells_in_how_many_parts_a_text_is_translated(server, engine):
+def test_trace_reports_the_number_of_parts(server, engine):
     several = f"{TEXTS[0]} {TEXTS[1]}"
     for text, parts in ((TEXTS[0], 1), (several, 2)):
         answer = server.post("/v1/trace", {"text": text}).json()
@@ -166,7 +174,7 @@ def test_a_trace_tells_in_how_many_parts_a_text_is_translated(server, engine):
         )
 
 
-def test_models_tell_what_to_try(taught, tmp_path):
+def test_models_list_their_examples(taught, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(taught, folder)
     (folder / "examples.txt").write_text("# Dogs,\n# and cats.\n\nThe dog.\n  The cat. \n", "utf-8")
@@ -178,7 +186,7 @@ def test_models_tell_what_to_try(taught, tmp_path):
     assert len(told["step-00000080"][0]) == 4
 
 
-def test_a_trace_tells_the_model_and_what_it_was_given(server, engine):
+def test_trace_contains_the_model_config_and_input_ids(server, engine):
     answer = server.post("/v1/trace", {"text": TEXTS[0], "target": "Der Hund 🦊"}).json()
     assert answer["config"] == engine.model.config.model_dump()
     assert answer["ids"]["source"] == [*engine.tokenizer.source.encode([TEXTS[0]])[0], END]
@@ -191,7 +199,7 @@ def test_a_trace_tells_the_model_and_what_it_was_given(server, engine):
         assert np.array_equal(embedded.numpy(), [floats(row) for row in rows])
 
 
-def test_a_row_of_a_tensor_is_that_of_the_whole(server, engine):
+def test_rows_of_a_tensor_equal_the_whole(server, engine):
     words = " ".join(TEXTS).split()
     while len(engine.tokenizer.source.encode([" ".join(words)])[0]) > 505:
         words.pop()
@@ -205,12 +213,12 @@ def test_a_row_of_a_tensor_is_that_of_the_whole(server, engine):
         assert {one.headers["x-pieces"] for one in pieces} == {str(count)}
         assert np.array_equal(np.concatenate([floats(one) for one in pieces]).reshape(expected.shape), expected)
     problem(server.get(f"{at}/{looks}", params={"row": 1, "piece": 2, "dtype": "f32"}), 404, "not-found")
-    detail = problem(server.get(f"{at}/logits", params={"row": len(whole["logits"].values)}), 404, "not-found")
-    assert detail == f"there are {len(whole['logits'].values)} rows, the first of which is 0."
+    rows = len(whole["logits"].values)
+    problem(server.get(f"{at}/logits", params={"row": rows}), 404, "not-found", rows)
     problem(server.get(f"{at}/logits", params={"row": -1}), 422, "invalid")
 
 
-def test_weights_are_those_of_the_model(server, engine):
+def test_weights_equal_those_of_the_model(server, engine):
     at = "/v1/models/tiny-en-de/weights"
     for name, weight in engine.model.state_dict().items():
         shape = ",".join(map(str, weight.shape))
@@ -225,24 +233,25 @@ def test_weights_are_those_of_the_model(server, engine):
     tied = ("classifier.weight", "decoder.embedding.tokens.weight", "encoder.embedding.tokens.weight")
     assert engine.model.config.tie == "all"
     assert len({server.get(f"{at}/{name}?row=7").content for name in tied}) == 1
-    assert problem(server.get(f"{at}/{tied[0]}"), 422, "invalid").startswith("row: this is a matrix of ")
+    problem(server.get(f"{at}/{tied[0]}"), 422, "invalid", "row", engine.tokenizer.size)
     problem(server.get(f"{at}/{tied[0]}?row={engine.tokenizer.size}"), 404, "not-found")
     problem(server.get(f"{at}/{tied[0]}?row=first"), 422, "invalid")
     problem(server.get(f"{at}/no.such.weight"), 404, "not-found")
     problem(server.get(f"/v1/models/other/weights/{tied[0]}?row=0"), 404, "not-found")
 
 
-def test_entries_of_a_vocabulary_are_told(server, engine):
+def test_vocabulary_entries(server, engine):
     ids = [5, 0, 5, 17]
     answer = server.get("/v1/models/tiny-en-de/pieces", params={"ids": ids})
     assert answer.json() == {"pieces": engine.tokenizer.pieces(ids)}
     assert server.get("/v1/models/tiny-en-de/pieces").json() == {"pieces": []}
-    problem(server.get("/v1/models/tiny-en-de/pieces", params={"ids": [engine.tokenizer.size]}), 404, "not-found")
+    size = engine.tokenizer.size
+    problem(server.get("/v1/models/tiny-en-de/pieces", params={"ids": [size]}), 404, "not-found", size)
     problem(server.get("/v1/models/tiny-en-de/pieces", params={"ids": [-1]}), 404, "not-found")
 
 
-def test_a_query_is_what_enters_times_a_row_of_weights(server):
-    """All that the page shows of a number is enough to compute it by hand."""
+def test_query_equals_input_times_a_weight_row(server):
+    """The numbers that the page shows are enough to compute a query by hand."""
     answer = server.post("/v1/trace", {"text": TEXTS[0]}).json()
     path = "decoder.layers.1.self_attention"
     packed = server.get(f"/v1/trace/{answer['id']}", params={"names": [f"{path}.input", f"{path}.q"], "dtype": "f32"})
@@ -253,7 +262,7 @@ def test_a_query_is_what_enters_times_a_row_of_weights(server):
     assert q[head, position, channel] == pytest.approx(x[position] @ weights, abs=1e-5)
 
 
-def test_beams_are_shown_with_what_became_of_them(server, engine):
+def test_beams_contain_all_hypotheses(server, engine):
     answer = server.post("/v1/beams", {"text": TEXTS[0], "beam": 3}).json()
     expected = engine.beams(TEXTS[0], beam=3)
     assert [one["token"] for one in answer["beams"]] == [
@@ -271,8 +280,8 @@ def test_beams_are_shown_with_what_became_of_them(server, engine):
     assert begun["translations"][0]["text"] in [one["text"] for one in begun["beams"] if one["fate"] == "ended"]
 
 
-def test_the_same_request_has_the_same_answer_whatever_the_load(server):
-    """Greedy, by beams, drawn and streamed, all at once and in any order; each is what it is alone."""
+def test_answers_do_not_depend_on_load(server):
+    """Greedy, beam search and sampling at the same time and in any order give the same answers as alone."""
     asked = [{"text": text, **more} for text in TEXTS[:12] for more in ({"beam": 1}, {}, {"sample": True, "seed": 2})]
     expected = [server.translate(**one)[0]["text"] for one in asked]
     for seed in (1, 2):
@@ -283,7 +292,7 @@ def test_the_same_request_has_the_same_answer_whatever_the_load(server):
         assert found == [expected[i] for i in order]
 
 
-def test_clients_of_libretranslate_work(server, engine):
+def test_libretranslate_client(server, engine):
     client = libretranslatepy.LibreTranslateAPI(f"{server.url}/")
     expected = [one.text for one in engine.translate(TEXTS[:2])]
     assert client.translate(TEXTS[0], "en", "de") == expected[0]
@@ -293,56 +302,56 @@ def test_clients_of_libretranslate_work(server, engine):
     several = server.post("/translate", {"q": TEXTS[0], "source": "en", "target": "de", "alternatives": 2}).json()
     assert several["translatedText"] == expected[0]
     assert len(several["alternatives"]) == 2
-    detail = problem(server.post("/translate", {"q": "x", "source": "en", "target": "fr"}), 404, "not-found")
-    assert detail == "there is no model from en to fr; see /languages."
+    answer = server.post("/translate", {"q": "x", "source": "en", "target": "fr"})
+    detail = problem(answer, 404, "not-found", "en", "fr", "languages")
     assert server.post("/translate", {"q": "x", "source": "en", "target": "fr"}).json()["error"] == detail
     problem(server.client.post("/translate", content=b"q=x", headers={"content-type": "text/plain"}), 415, "wrong-type")
     form = {"content-type": "application/x-www-form-urlencoded"}
     problem(server.client.post("/translate", content=b"q=%ff&\xff", headers=form), 400, "malformed")
 
 
-def test_curl_works(server):
+def test_curl(server):
     if not shutil.which("curl"):
-        pytest.skip("there is no curl here")
+        pytest.skip("curl is not installed")
     body = json.dumps({"text": TEXTS[0]})
     command = ["curl", "-sS", f"{server.url}/v1/translate", "-H", "content-type: application/json", "-d", body]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["translations"] == server.translate(TEXTS[0])
 
 
-def test_what_is_wrong_with_a_request_is_told_in_one_sentence(server):
+def test_invalid_requests_get_a_problem_that_names_the_field(server):
     def send(content, **headers):
         return server.client.post("/v1/translate", content=content, headers={**JSON, **headers})
 
-    assert problem(send(b'{"text": '), 400, "malformed") == "the body is no JSON: Expecting value at character 9."
+    problem(send(b'{"text": '), 400, "malformed", 9)
     problem(send(b'{"text": "\xff"}'), 400, "malformed")
     problem(send(b"[" * 100_000), 400, "malformed")
-    assert problem(send(b"[]"), 422, "invalid")
-    assert problem(send(b'{"text": "\\ud800"}'), 422, "invalid")
-    assert problem(send(b'{"text": "x", "beam": NaN}'), 422, "invalid")
+    problem(send(b"[]"), 422, "invalid")
+    problem(send(b'{"text": "\\ud800"}'), 422, "invalid", "text")
+    problem(send(b'{"text": "x", "beam": NaN}'), 422, "invalid", "beam")
     problem(server.client.post("/v1/translate", content=b"text=x"), 415, "wrong-type")
-    for body, detail in (
-        ({"txt": "x"}, "text: Field required."),
-        ({"text": "x", "beam": 0}, "beam: Input should be greater than or equal to 1."),
-        ({"text": "x", "beam": "4"}, "beam: Input should be a valid integer."),
-        ({"text": "x", "top_p": True}, "top_p: Input should be a valid number."),
-        ({"text": "x", "beams": 2}, "beams: there is no such option here; see /openapi.json for those there are."),
-        ({"text": "x", "beam": 17}, "beam: 17 are too many; ask for 16 at most."),
-        ({"text": "x", "nbest": 17}, "beam: 17 are too many; ask for 16 at most."),
-        ({"text": "x\ny", "prefix": "z"}, "a prefix is for a text of one part, and this one is translated in several."),
+    for body, words in (
+        ({"txt": "x"}, ("text",)),
+        ({"text": "x", "beam": 0}, ("beam", 1)),
+        ({"text": "x", "beam": "4"}, ("beam", "integer")),
+        ({"text": "x", "top_p": True}, ("top_p", "number")),
+        ({"text": "x", "beams": 2}, ("beams",)),
+        ({"text": "x", "beam": 17}, ("beam", 17, 16)),
+        ({"text": "x", "nbest": 17}, ("beam", 17, 16)),
+        ({"text": "x\ny", "prefix": "z"}, ("prefix",)),
     ):
-        assert problem(server.post("/v1/translate", body), 422, "invalid") == detail
+        problem(server.post("/v1/translate", body), 422, "invalid", *words)
     for name in ("other", "../../etc/passwd", "/etc", "", "\0"):
-        found = problem(server.post("/v1/translate", {"text": "x", "model": name}), 404, "not-found")
-        assert found == "there is no model of this name; there are tiny-en-de."
+        detail = problem(server.post("/v1/translate", {"text": "x", "model": name}), 404, "not-found", "tiny-en-de")
+        assert "etc" not in detail
     problem(server.get("/nothing"), 404, "not-found")
     refused = server.get("/v1/translate")
     problem(refused, 405, "wrong-method")
     assert refused.headers["allow"] == "POST"
-    problem(server.post("/v1/score", {"pairs": [{"source": "x " * 3000, "target": "y"}]}), 413, "too-large")
+    problem(server.post("/v1/score", {"pairs": [{"source": "x " * 3000, "target": "y"}]}), 413, "too-large", "text")
 
 
-def test_every_answer_has_the_headers_of_a_careful_service(server):
+def test_security_headers(server):
     for answer in (server.get("/healthz"), server.get("/nothing"), server.post("/v1/translate", {"text": "a"})):
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy
@@ -356,22 +365,21 @@ def test_every_answer_has_the_headers_of_a_careful_service(server):
     assert server.get("/healthz", headers={"x-request-id": "a b\\"}).headers["x-request-id"] != "a b\\"
 
 
-def test_metrics_and_logs_tell_what_happened_but_not_what_was_said(server):
+def test_metrics_and_logs_contain_no_text(server):
     def value(name, **labels):
         families = text_string_to_metric_families(server.get("/metrics").text)
         samples = [sample for family in families for sample in family.samples if sample.name == name]
         return sum(one.value for one in samples if labels.items() <= one.labels.items())
 
-    before = value("sightline_requests_total", route="/v1/translate", status="200")
+    requests = {"name": "sightline_requests_total", "route": "/v1/translate", "status": "200"}
+    wait_until(lambda: value("sightline_requests_active") == 1)  # the request for the metrics
+    before = value(**requests)
     server.translate("a secret sentence", prefix="geheim")
-    assert value("sightline_requests_total", route="/v1/translate", status="200") == before + 1
-    assert value("sightline_batch_sentences_count") >= 1
+    wait_until(lambda: value(**requests) == before + 1)
+    wait_until(lambda: value("sightline_batch_sentences_count") >= 1)
     assert value("sightline_model_loaded", model="tiny-en-de") == 1
-    assert value("sightline_requests_active") == 1  # this one
     number = server.get("/healthz").headers["x-request-id"]
-    deadline = time.monotonic() + 5
-    while number not in server.log and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: number in server.log)
     (event,) = [one for one in server.events if one.get("request") == number]
     assert event["route"] == "/healthz"
     assert event["status"] == 200
@@ -379,48 +387,44 @@ def test_metrics_and_logs_tell_what_happened_but_not_what_was_said(server):
         assert word not in server.log
 
 
-def test_who_leaves_is_forgotten(server):
-    """Clients that hang up in the middle do not keep others from being answered, and nothing stays behind."""
+def test_disconnected_clients_are_cancelled(server):
+    """Each of these requests would take longer than the client's timeout: if one of them were still searched, the last
+    one would not be answered in time."""
     host, port = server.url.removeprefix("http://").split(":")
-    body = json.dumps({"text": TEXTS * 2, "beam": 4}).encode()
+    body = json.dumps({"text": [" ".join(TEXTS[:4])] * 80, "beam": 8}).encode()
     head = "POST /v1/translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\n\r\n"
-    for _ in range(20):
-        with socket.create_connection((host, int(port))) as connection:
-            connection.sendall(head.encode() + body)
-            time.sleep(0.01)
-    began = time.monotonic()
-    assert server.translate(TEXTS[0])
-    assert time.monotonic() - began < 10
 
     def count(name):
-        line = next(line for line in server.get("/metrics").text.splitlines() if line.startswith(name))
+        line = next((line for line in server.get("/metrics").text.splitlines() if line.startswith(name)), "0")
         return float(line.split()[-1])
 
-    deadline = time.monotonic() + 20
-    while count("sightline_requests_waiting ") > 0 or count("sightline_requests_active ") > 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    gone = 'sightline_requests_total{route="/v1/translate",status="499"}'
-    assert count(gone) > 0
+    cancelled = 'sightline_requests_total{route="/v1/translate",status="499"}'
+    before = count(cancelled)
+    for _ in range(8):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(head.encode() + body)
+            wait_until(lambda: count("sightline_requests_active ") > 1)
+        wait_until(lambda: count("sightline_requests_active ") == 1)
+    assert server.translate(TEXTS[0])
+    wait_until(lambda: count("sightline_requests_waiting ") == 0)
+    assert count(cancelled) > before
 
 
-def test_limits_keep_the_service_from_drowning(small):
-    def refused(body, status=413, kind="too-large", path="/v1/translate"):
-        return problem(small.post(path, body), status, kind)
+def test_limits(small):
+    def check(body, *words, status=413, kind="too-large", path="/v1/translate"):
+        problem(small.post(path, body), status, kind, *words)
 
-    assert refused({"text": "x" * 3000}) == "the body may have 2000 bytes at most."
-    assert refused({"text": "x" * 301}) == "301 characters are too many; send 300 at most."
-    assert refused({"text": ["x"] * 4}) == "4 texts are too many; send 3 at most."
+    check({"text": "x" * 3000}, "2000 bytes")
+    check({"text": "x" * 301}, "301 characters", 300)
+    check({"text": ["x"] * 4}, "4 texts", 3)
     assert small.post("/v1/translate", {"text": ["x"] * 3}).status_code == 200
-    assert refused({"text": "x y z " * 40, "beam": 3}).startswith("603 tokens, counted once for every beam, are more")
+    check({"text": "x y z " * 40, "beam": 3}, 603, 400)
     for path, more in (("translate", {}), ("trace", {}), ("trace", {"target": "y"}), ("beams", {})):
-        found = refused({"text": "x", "beam": 5, **more}, 422, "invalid", f"/v1/{path}")
-        assert found == "beam: 5 are too many; ask for 3 at most."
+        check({"text": "x", "beam": 5, **more}, "beam", 5, 3, status=422, kind="invalid", path=f"/v1/{path}")
     long = "x " * 20  # 40 tokens
-    for more, what in (({}, "text"), ({"target": "x"}, "text"), ({"text": "x", "target": long}, "target")):
-        found = refused({"text": long, **more}, path="/v1/trace")
-        assert found == f"a {what} of 40 tokens is too long; it may have 30 at most."
+    for more, name in (({}, "text"), ({"target": "x"}, "text"), ({"text": "x", "target": long}, "target")):
+        check({"text": long, **more}, name, 40, 30, path="/v1/trace")
 
     def parts():
         yield b'{"text": "'
@@ -432,14 +436,16 @@ def test_limits_keep_the_service_from_drowning(small):
     with socket.create_connection((host, int(port))) as connection:
         head = "POST /v1/translate HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer 0123456789abcdef\r\n"
         connection.sendall(f"{head}Content-Length: 50\r\n\r\n{{".encode())
-        connection.settimeout(10)
-        answer = connection.recv(4000)
+        connection.settimeout(60)
+        answer = b""
+        while some := connection.recv(4000):
+            answer += some
         assert answer.startswith(b"HTTP/1.1 408")
-        assert b"it must be there within 1 seconds." in answer + connection.recv(4000)
+        assert b"urn:sightline:problem:too-slow" in answer
 
 
-def talk(server, data, seconds=10):
-    """What a connection answers to some bytes, until it is closed."""
+def talk(server, data, seconds=60):
+    """Send bytes; return the answer, up to the end of the connection."""
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=seconds) as connection:
         connection.sendall(data)
@@ -449,7 +455,7 @@ def talk(server, data, seconds=10):
     return answer
 
 
-def test_who_says_nothing_of_beams_gets_as_many_as_there_may_be(small):
+def test_default_beams_are_capped(small):
     text, target = TEXTS[0], "Die"
     for path, body in (
         ("/v1/translate", {"text": text}),
@@ -468,12 +474,12 @@ def test_who_says_nothing_of_beams_gets_as_many_as_there_may_be(small):
         assert beam["default"] <= beam["maximum"] <= 3
 
 
-def test_a_head_comes_in_time_and_has_an_end(small):
+def test_request_heads_are_limited_in_time_and_size(small):
     for data, status, kind in (
         (b"P", b"408", b"too-slow"),
         (b"POST /v1/translate HTTP/1.1\r\nHost: x\r\nX-", b"408", b"too-slow"),
         (b"GET / HTTP/1.1\r\n" + b"X-A: b\r\n" * 9_000, b"413", b"too-large"),
-        (b"\x16\x03\x01 this is no HTTP\r\n\r\n", b"400", b"malformed"),
+        (b"\x16\x03\x01 not HTTP\r\n\r\n", b"400", b"malformed"),
     ):
         answer = talk(small, data)
         assert answer.startswith(b"HTTP/1.1 " + status), answer
@@ -485,7 +491,7 @@ def test_a_head_comes_in_time_and_has_an_end(small):
     assert talk(small, whole + whole + b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n").count(b"200 OK") == 3
 
 
-def test_keys(small):
+def test_api_keys(small):
     for headers in (
         {},
         {"authorization": "Bearer 0123456789abcdee"},
@@ -497,14 +503,14 @@ def test_keys(small):
             problem(answer, 401, "unauthorised")
             assert answer.headers["www-authenticate"] == "Bearer"
             problem(client.get("/metrics"), 401, "unauthorised")
-            assert client.get("/").status_code in (200, 404)  # the page, where it is built
+            assert client.get("/").status_code in (200, 404)  # the page, if it is built
             problem(client.get("/assets/none.js"), 404, "not-found")
             assert client.get("/healthz").status_code == client.get("/readyz").status_code == 200
     with httpx.Client(base_url=small.url, headers={"x-api-key": "fedcba9876543210"}) as client:
         assert client.post("/v1/translate", json={"text": "a"}).status_code == 200
     client = libretranslatepy.LibreTranslateAPI(f"{small.url}/", "fedcba9876543210")
     assert isinstance(client.translate("a", "en", "de"), str)
-    with pytest.raises(Exception, match="HTTP Error 404"):  # it has a key, but not this language
+    with pytest.raises(Exception, match="HTTP Error 404"):  # the key is valid, the language is not
         client.translate("a", "en", "fr")
     with pytest.raises(Exception, match="HTTP Error 401"):
         libretranslatepy.LibreTranslateAPI(f"{small.url}/", "wrong").translate("a", "en", "de")
@@ -512,18 +518,100 @@ def test_keys(small):
     assert "fedcba9876543210" not in small.log
 
 
-def test_a_key_may_ask_so_often_and_no_more(small):
-    """600 a minute are 10 a second; 100 may come at once."""
-    with httpx.Client(base_url=small.url, headers={"x-api-key": "fedcba9876543210"}) as client:
-        answers = [client.get("/v1/models") for _ in range(130)]
-    refused = [one for one in answers if one.status_code == 429]
-    assert 5 < len(refused) < 60
-    problem(refused[0], 429, "too-many")
-    assert refused[0].headers["retry-after"] == "1"
-    assert small.get("/v1/models").status_code == 200
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of the rate limit; a test moves it."""
+
+    class Clock:
+        now = 1000.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(access, "time", clock)
+    return clock
 
 
-def test_other_pages_may_ask_only_if_they_are_named(small):
+def test_rate_limit_allows_ten_seconds_worth_of_requests_at_once(clock):
+    keys = Keys({"anna": "0123456789abcdef"}, rate=600)
+    assert [keys.take("anna") for _ in range(101)] == [0.0] * 100 + [pytest.approx(0.1)]
+    clock.now += 1
+    assert [keys.take("anna") for _ in range(11)] == [0.0] * 10 + [pytest.approx(0.1)]
+
+
+@pytest.fixture
+def local(taught):
+    """Makes a service in this process; returns it, and a function that gets the answers to several requests."""
+    services = []
+
+    def make(keys=None, **limits):
+        service = Service(
+            Models({"one": taught}, lambda folder: sightline.load(folder, engine="torch")), ServeConfig(**limits)
+        )
+        services.append(service)
+        app = create_app(service, keys)
+
+        def send(*requests, meanwhile=lambda: None, **headers):
+            async def client():
+                transport = httpx.ASGITransport(app)
+                async with httpx.AsyncClient(transport=transport, base_url="http://sightline", headers=headers) as http:
+                    waiting = [
+                        asyncio.create_task(http.request(*one[:2], json=one[2] if one[2:] else None))
+                        for one in requests
+                    ]
+                    await asyncio.to_thread(meanwhile)
+                    return await asyncio.gather(*waiting)
+
+            return asyncio.run(client())
+
+        return service, send
+
+    yield make
+    for service in services:
+        service.close()
+
+
+@pytest.mark.usefixtures("clock")
+def test_requests_beyond_the_rate_limit_are_refused(local):
+    _, send = local({"anna": "0123456789abcdef", "bert": "fedcba9876543210"}, rate=12)
+    answers = send(*[("GET", "/v1/models")] * 4, **{"x-api-key": "fedcba9876543210"})
+    assert sorted(one.status_code for one in answers) == [200, 200, 429, 429]
+    for answer in answers:
+        if answer.status_code == 429:
+            problem(answer, 429, "too-many")
+            assert answer.headers["retry-after"] == "5"
+    assert send(("GET", "/v1/models"), **{"x-api-key": "0123456789abcdef"})[0].status_code == 200
+
+
+def test_full_queue_returns_service_overloaded(local):
+    """The thread of the model is held until `max_queue` requests wait for it and the others are refused."""
+    service, send = local(max_queue=4)
+    request = ("POST", "/v1/translate", {"text": TEXTS[0]})
+    (expected,) = send(request)
+    (worker,) = service.workers.values()
+    held, release = threading.Event(), threading.Event()
+    worker.call(lambda: held.set() or release.wait(120))
+    assert held.wait(60)
+    labels = {"route": "/v1/translate", "status": "503"}
+
+    def meanwhile():
+        value = service.metrics.registry.get_sample_value
+        wait_until(lambda: value("sightline_requests_total", labels) == 6)
+        assert service.waiting == 4
+        release.set()
+
+    answers = send(*[request] * 10, meanwhile=meanwhile)
+    busy = [answer for answer in answers if answer.status_code != 200]
+    assert len(busy) == 6
+    for answer in busy:
+        problem(answer, 503, "busy", 4)
+        assert answer.headers["retry-after"] == "1"
+    assert all(one.json() == expected.json() for one in answers if one.status_code == 200)
+    assert send(request)[0].status_code == 200
+
+
+def test_cors_allows_only_configured_origins(small):
     for origin, allowed in (("https://example.org", True), ("https://example.com", False)):
         asked = {"origin": origin, "access-control-request-method": "POST"}
         answer = small.client.options("/v1/translate", headers=asked)
@@ -534,37 +622,35 @@ def test_other_pages_may_ask_only_if_they_are_named(small):
             assert {"X-Pieces", "X-Dtype", "X-Shape"} <= {*plain.headers["access-control-expose-headers"].split(", ")}
 
 
-def test_too_many_at_once_are_told_to_come_again(taught):
-    with serving(taught, "--set", "max_queue=4", "--set", "max_requests=12") as server:
-
-        def ask(_):
-            return server.post("/v1/translate", {"text": TEXTS, "beam": 8})
-
-        with ThreadPoolExecutor(24) as pool:
-            answers = list(pool.map(ask, range(24)))
-        busy = [answer for answer in answers if answer.status_code == 503]
-        assert busy
-        for answer in busy:
-            problem(answer, 503, "busy")
+def test_too_many_connections_return_service_overloaded(taught):
+    """One request is unfinished: its body is still on the way. The next one is refused."""
+    with serving(taught, "--set", "max_requests=1", "--set", "receive=120") as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        body = json.dumps({"text": TEXTS[0]}).encode()
+        head = "POST /v1/translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        with socket.create_connection((host, int(port)), timeout=120) as connection:
+            connection.sendall(head.encode() + body[:5])
+            wait_until(lambda: server.get("/v1/models").status_code == 503)
+            answer = server.post("/v1/translate", {"text": "a"})
+            problem(answer, 503, "busy", 1)
             assert answer.headers["retry-after"] == "1"
-        good = [answer.json()["translations"] for answer in answers if answer.status_code == 200]
-        good = [[one["text"] for one in some] for some in good]
-        assert len(good) + len(busy) == 24
-        assert good
-        assert all(one == good[0] for one in good)
-        assert server.translate("a")
+            connection.sendall(body[5:])
+            found = b""
+            while some := connection.recv(4000):
+                found += some
+        assert found.startswith(b"HTTP/1.1 200")
+        wait_until(lambda: server.get("/v1/models").status_code == 200)
+        assert json.loads(found.partition(b"\r\n\r\n")[2])["translations"] == server.translate(TEXTS[0])
 
 
-def test_an_answer_that_takes_too_long_is_given_up(taught):
+def test_deadline(taught):
     with serving(taught, "--set", "deadline=0.2", "--engine", "torch") as server:
-        detail = problem(server.post("/v1/translate", {"text": TEXTS * 6, "beam": 8}), 503, "deadline")
-        assert detail == "it was not there after 0.2 seconds; ask for less."
-        deadline = time.monotonic() + 10
-        while server.post("/v1/translate", {"text": "a", "beam": 1}).status_code != 200:
-            assert time.monotonic() < deadline
+        problem(server.post("/v1/translate", {"text": TEXTS * 6, "beam": 8}), 503, "deadline", 0.2)
+        wait_until(lambda: server.post("/v1/translate", {"text": "a", "beam": 1}).status_code == 200)
 
 
-def test_models_are_loaded_when_they_are_asked_for_and_given_up_when_there_is_no_room(taught, tmp_path):
+def test_models_are_loaded_on_demand_within_the_memory_budget(taught, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(taught, other)
     memory = 1.5 * (taught / "model.safetensors").stat().st_size / 2**30
@@ -577,18 +663,17 @@ def test_models_are_loaded_when_they_are_asked_for_and_given_up_when_there_is_no
         assert loaded() == [True, False]
         assert server.translate(TEXTS[:3], model="two") == expected
         assert loaded() == [False, True]
-        with ThreadPoolExecutor(8) as pool:  # whatever is given up meanwhile
+        with ThreadPoolExecutor(8) as pool:  # models are unloaded meanwhile
             found = list(pool.map(lambda i: server.translate(TEXTS[:3], model=("one", "two")[i % 2]), range(16)))
         assert all(one == expected for one in found)
         assert sum(loaded()) == 1
         (other / "model.safetensors").write_bytes(b"nothing")
         server.translate("a", model="one")
-        detail = problem(server.post("/v1/translate", {"text": "a", "model": "two"}), 503, "unavailable")
-        assert detail == "the model two cannot be loaded; the log says why."
+        detail = problem(server.post("/v1/translate", {"text": "a", "model": "two"}), 503, "unavailable", "two")
         assert str(other) not in detail
 
 
-def test_a_model_is_loaded_anew_without_dropping_requests(taught, tmp_path):
+def test_reload_on_sighup_drops_no_request(taught, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(taught, folder)
     with serving(folder, "--engine", "torch") as server, ThreadPoolExecutor(8) as pool:
@@ -598,26 +683,22 @@ def test_a_model_is_loaded_anew_without_dropping_requests(taught, tmp_path):
         model.classifier.weight.data.mul_(0.5)
         save_model(model, folder, load_tokenizer(folder))
         server.process.send_signal(signal.SIGHUP)
-        deadline = time.monotonic() + 30
-        while server.translate(TEXTS[0], details=True) == before:
-            assert time.monotonic() < deadline
+        wait_until(lambda: server.translate(TEXTS[0], details=True) != before)
         assert all(one.result() for one in running)
         (folder / "model.safetensors").write_bytes(b"nothing")
         after = server.translate(TEXTS[0], details=True)
         server.process.send_signal(signal.SIGHUP)
-        while "reload failed" not in server.log:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: "reload failed" in server.log)
         assert server.translate(TEXTS[0], details=True) == after
 
 
-def test_a_service_that_is_stopped_finishes_what_it_has_begun(taught):
-    """Clients ask again and again until they are told to go. What was under way is answered; nobody is left with half
-    an answer, or finds the door shut."""
+def test_graceful_shutdown(taught):
+    """Clients send requests until the service refuses one. Requests that were in progress are answered; no client gets
+    half an answer or a closed connection."""
     outcomes = []
 
     async def client(server, number):
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
+        async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
             answer = None
             while answer is None or answer.status_code == 200:
                 answer = await http.post("/v1/translate", json={"text": TEXTS[number % 40], "beam": 4})
@@ -636,12 +717,12 @@ def test_a_service_that_is_stopped_finishes_what_it_has_begun(taught):
 
     with serving(taught, "--engine", "torch") as server:
         stopped = asyncio.run(load(server))
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0
     assert {kind for kind, when in outcomes if when <= stopped} == {200}
     assert [kind for kind, when in outcomes if when > stopped].count(503) == 16
 
 
-def test_a_service_that_was_killed_serves_again(taught):
+def test_restart_after_kill(taught):
     with serving(taught) as server:
         answer = server.translate(TEXTS[0])
         assert server.stop(signal.SIGKILL) == -signal.SIGKILL
@@ -649,8 +730,8 @@ def test_a_service_that_was_killed_serves_again(taught):
         assert again.translate(TEXTS[0]) == answer
 
 
-def test_traces_are_remembered_and_forgotten_by_several_threads(engine):
-    """One adds, and so forgets older ones, while another asks for all of them."""
+def test_trace_store_is_thread_safe(engine):
+    """One thread adds traces, which drops older ones, while others read them."""
     seen, numbers, wrong = engine.trace(TEXTS[0]), [], []
     traces = Traces(1e-3)
 
@@ -676,60 +757,84 @@ def test_traces_are_remembered_and_forgotten_by_several_threads(engine):
         traces.get(numbers[0])
 
 
-@pytest.mark.parametrize(
-    "wrong", ["missing", "damaged", "cut", "taken", "host", "same name", "bad name", "keys", "option"]
-)
-def test_what_cannot_be_served_is_told_in_one_sentence(taught, tmp_path, wrong):
+@pytest.mark.parametrize("wrong", ["missing", "damaged", "truncated", "port in use", "option"])
+def test_serve_refuses_to_start(taught, tmp_path, wrong):
     folder = tmp_path / "model"
     shutil.copytree(taught, folder)
-    arguments, expected = [folder], ""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    weights = folder / "model.safetensors"
+    arguments, expected = [folder], str(folder)
+    with socket.create_server(("127.0.0.1", 0)) as other:
         if wrong == "missing":
-            arguments, expected = [tmp_path / "none"], f"{tmp_path / 'none'}"
+            arguments, expected = [tmp_path / "none"], str(tmp_path / "none")
         elif wrong == "damaged":
-            (folder / "model.safetensors").write_bytes(b"x" * 5000)
-            expected = f"{folder / 'model.safetensors'}: the weights are missing or damaged."
-        elif wrong == "cut":
-            whole = (folder / "model.safetensors").read_bytes()
-            (folder / "model.safetensors").write_bytes(whole[:-100])
-            expected = f"{folder / 'model.safetensors'}: the weights are missing or damaged."
-        elif wrong == "taken":
-            arguments, expected = [folder, "--port", taken.getsockname()[1]], "choose another one by --port."
-        elif wrong == "host":
-            arguments, expected = [folder, "--host", "a..b"], "of a..b cannot be used"
-        elif wrong == "same name":
-            arguments, expected = [folder, folder], "two models are called model;"
-        elif wrong == "bad name":
-            arguments, expected = [f"a b={folder}"], "'a b': a model is called by letters, digits, - _ and .;"
-        elif wrong == "keys":
-            (tmp_path / "keys").write_text("anna short")
-            arguments, expected = [folder, "--keys", tmp_path / "keys"], "line 1: the key of anna is too short"
+            weights.write_bytes(b"x" * 5000)
+        elif wrong == "truncated":
+            weights.write_bytes(weights.read_bytes()[:-100])
+        elif wrong == "port in use":
+            arguments, expected = [folder, "--port", other.getsockname()[1]], "--port"
         else:
             arguments, expected = [folder, "--set", "max_beam=3"], "max_beams"
         command = [sys.executable, "-m", "sightline.cli.main", "serve", *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2, done.stderr
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert expected in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
-    assert done.stdout == ""
 
 
-def test_who_serves_everybody_is_warned(taught):
+def test_invalid_model_names(taught):
+    with raises(InputError, option="models"):
+        named([])
+    with raises(InputError, option="models", value="taught"):
+        named([str(taught), str(taught)])
+    with raises(InputError, option="models", value="a b"):
+        named([f"a b={taught}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("# a comment\nanna", "line 2"),
+        ("anna short", "line 1"),
+        ("anna 0123456789abcdef\nanna 0123456789abcdee", "line 2"),
+        ("anna 0123456789 abcdef", "line 1"),
+        ("", "keys"),
+    ],
+)
+def test_invalid_key_files(tmp_path, text, line):
+    (tmp_path / "keys").write_text(text)
+    with raises(InputError, option="keys") as caught:
+        read_keys(tmp_path / "keys")
+    assert str(tmp_path / "keys") in str(caught.value)
+    assert line in str(caught.value)
+
+
+def test_unusable_hosts_and_ports():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        raises(InputError, option="port", value=other.getsockname()[1]),
+    ):
+        bind("127.0.0.1", other.getsockname()[1])
+    with raises(InputError, option="host", value="a..b"):
+        bind("a..b", 0)
+
+
+def test_public_service_without_keys_warns(taught):
     with serving(taught, "--host", "0.0.0.0") as server:
-        assert "Anybody who reaches 0.0.0.0 may ask: there are no keys (--keys)." in server.log
+        assert "0.0.0.0" in server.log.splitlines()[0]
+        assert "--keys" in server.log.splitlines()[0]
         port = server.url.rsplit(":", 1)[1]
-        assert httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=60).status_code == 200
 
 
-def test_the_document_describes_the_service(server, tmp_path):
-    """schemathesis makes requests of all kinds from the OpenAPI document; each answer must be as the document says."""
+def test_openapi_document_matches_the_service(server, tmp_path):
+    """schemathesis makes requests of all kinds from the OpenAPI document; each answer must match the document."""
     document = server.get("/openapi.json").json()
     assert document["paths"].keys() >= {"/v1/translate", "/v1/translate/stream", "/v1/score", "/v1/trace", "/v1/beams"}
     assert all(route["post"].get("requestBody") for route in document["paths"].values() if "post" in route)
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--max-examples", "8"]
     command += ["--checks", "all", "--request-timeout", "30", "--suppress-health-check", "all"]
-    # What is valid field by field may still ask for what cannot be: a prefix for two lines, samples with given words.
-    # And what is too much is refused by a status of its own.
+    # A request with valid fields can be invalid as a whole: a prefix for two lines, samples with required words. Too
+    # large a request has its own status.
     (tmp_path / "schemathesis.toml").write_text(
         'checks.positive_data_acceptance.expected-statuses = ["2xx", 404, 413, 422]\n'
         "checks.negative_data_rejection.expected-statuses = [400, 404, 405, 413, 415, 422]\n"

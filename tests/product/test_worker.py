@@ -6,6 +6,7 @@ No test depends on the speed of the machine: gates hold the worker's thread unti
 import queue
 import random
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from sightline.config import SearchConfig, ServeConfig
 from sightline.data.builtin import generate
 from sightline.errors import InputError
 from sightline.serve.models import Models
+from sightline.serve.plans import plan
 from sightline.serve.problems import Problem
-from sightline.serve.worker import Job, QueueFullError, Served, Worker
+from sightline.serve.worker import Job, JobResult, QueueFullError, Worker
 
 TEXTS = [pair.source for pair in generate("test", 60)]
 GREEDY, BEAMS = SearchConfig(beams=1), SearchConfig()
@@ -31,7 +33,7 @@ def engine(taught, request):
 def worker():
     worker = Worker(ServeConfig())
     worker.sizes = []
-    worker.batches = lambda sentences, _seconds: worker.sizes.append(sentences)
+    worker.on_batch = lambda sentences, _seconds: worker.sizes.append(sentences)
     yield worker
     worker.stop(60)
     assert not worker.alive
@@ -41,10 +43,9 @@ def worker():
 class Client:
     """A job and its events. `log` records (client, event) of several clients in one order."""
 
-    def __init__(self, worker, engine, texts, config=BEAMS, log=None, **more):
-        self.events, self.log = queue.SimpleQueue(), log
-        self.job = Job(engine, texts, config, self._receive, **more)
-        self.worker = worker
+    def __init__(self, worker, engine, texts, config=BEAMS, log=None, *, streamed=False, **more):
+        self.events, self.log, self.worker = queue.SimpleQueue(), log, worker
+        self.job = Job(engine, partial(plan, engine, texts, config, **more), self._receive, streamed)
 
     def _receive(self, event):
         if self.log is not None:
@@ -64,7 +65,7 @@ class Client:
 
     def texts(self):
         last = self.all()[-1]
-        assert isinstance(last, Served), last
+        assert isinstance(last, JobResult), last
         return [one.text for one in last.translations]
 
 
@@ -84,7 +85,7 @@ def pause_after_first_batch(worker):
         paused.set()
         release.wait(120)
 
-    worker.batches = pause
+    worker.on_batch = pause
     return paused, release
 
 
@@ -94,7 +95,7 @@ def settle(worker):
 
 
 def order_of_results(log):
-    return [client for client, event in log if isinstance(event, Served)]
+    return [client for client, event in log if isinstance(event, JobResult)]
 
 
 def test_waiting_requests_share_batches_and_get_their_own_answers(worker, engine):
@@ -140,7 +141,7 @@ def test_long_sentence_gets_its_turn_among_endless_short_ones(taught):
     faster than they are answered."""
     engine = sightline.load(taught, device="cpu", engine="torch")
     worker, sizes, answered = Worker(ServeConfig()), [], threading.Event()
-    worker.batches = lambda sentences, _seconds: sizes.append(sentences)
+    worker.on_batch = lambda sentences, _seconds: sizes.append(sentences)
 
     class Endless(Client):
         """Sends its request again after each answer, from the worker's thread, until the long one is answered."""
@@ -173,7 +174,7 @@ def test_cancelled_requests_are_not_searched(worker, engine):
     release = block(worker)
     clients = [Client(worker, engine, TEXTS[i : i + 2]).send() for i in range(20)]
     for one in clients[::2]:
-        one.job.gone = True
+        one.job.cancelled = True
     release.set()
     for i, one in enumerate(clients):
         if i % 2:
@@ -186,7 +187,7 @@ def test_cancelled_requests_are_not_searched(worker, engine):
 def test_streams_share_a_batch(worker, engine):
     release, log = block(worker), []
     texts = [*TEXTS[:6], f"{TEXTS[6]}\n{TEXTS[7]}"]
-    streams = [Client(worker, engine, [text], GREEDY, log, aloud=True) for text in texts]
+    streams = [Client(worker, engine, [text], GREEDY, log, streamed=True) for text in texts]
     others = [Client(worker, engine, [text], GREEDY) for text in TEXTS[:6]]
     for one in [*streams, *others]:
         one.send()
@@ -197,7 +198,7 @@ def test_streams_share_a_batch(worker, engine):
         assert len(chunks) > 2
     for one, text in zip(others, TEXTS, strict=False):
         assert one.texts() == [engine.translate(text, beam=1)[0].text]
-    first_result = next(i for i, (_, event) in enumerate(log) if isinstance(event, Served))
+    first_result = next(i for i, (_, event) in enumerate(log) if isinstance(event, JobResult))
     assert {client for client, _ in log[:first_result]} == set(streams), "all of them grow at the same time"
 
 
@@ -208,7 +209,7 @@ def test_batches_of_one_step_do_not_block_a_stream(taught):
     paused, release = pause_after_first_batch(worker)
     many = [Client(worker, engine, TEXTS * 5, log=log).send() for _ in range(6)]
     assert paused.wait(60)
-    stream = Client(worker, engine, [TEXTS[0]], GREEDY, log, aloud=True).send()
+    stream = Client(worker, engine, [TEXTS[0]], GREEDY, log, streamed=True).send()
     release.set()
     assert stream.all()[-1].translations[0].text == engine.translate(TEXTS[0], beam=1)[0].text
     assert all(len(one.texts()) == 300 for one in many)

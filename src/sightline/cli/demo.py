@@ -81,8 +81,8 @@ def _check(out: Path | None, port: int | None) -> None:
             raise InputError(f"{out}: there is something here already; choose another --out.")
     if port is not None:
         with needed():
-            from sightline.serve.app import take_port
-        take_port("127.0.0.1", port).close()
+            from sightline.serve.app import bind
+        bind("127.0.0.1", port).close()
 
 
 def heading(console: "Console", title: str, text: str) -> None:

@@ -51,8 +51,8 @@ def serve(
     given: dict[str, Any] = {"origins": tuple(allow_origin)} if allow_origin else {}
     config = load_serve(set or [], **given)
     with needed():
-        from sightline.serve.app import create_app, run, take_port
-        from sightline.serve.gate import read_keys
+        from sightline.serve.access import read_keys
+        from sightline.serve.app import bind, create_app, run
         from sightline.serve.models import Models, named
         from sightline.serve.observe import start_logging
         from sightline.serve.service import Service
@@ -61,17 +61,17 @@ def serve(
     chosen = {"engine": cast("Any", engine), "precision": cast("Any", precision), "device": device}
     threads = torch.get_num_threads()
     shelf = Models(named(models), lambda folder: load_any(folder, **chosen, threads=threads), config.memory)
-    place = take_port(host, port)
+    bound = bind(host, port)
     start_logging(json_lines=log == "json" or (log == "auto" and not sys.stderr.isatty()))
     if not known and host not in ("127.0.0.1", "localhost", "::1"):
         typer.echo(f"Anybody who reaches {host} may ask: there are no keys (--keys).", err=True)
     shelf.load_first()
-    place.listen(2048)
-    address = f"http://{f'[{host}]' if ':' in host else host}:{place.getsockname()[1]}"
+    bound.listen(2048)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
     typer.echo(f"Serving {', '.join(shelf.entries)} at {address}", err=True)
     if open_page:
         _open(address)
-    run(create_app(Service(shelf, config), known), place)
+    run(create_app(Service(shelf, config), known), bound)
 
 
 @contextlib.contextmanager

@@ -1,1 +1,1 @@
-"""Translation for others: an API over HTTP."""
+"""Serve models over HTTP."""

@@ -1,4 +1,4 @@
-"""The service as an ASGI application, and as a process that can be started and stopped."""
+"""The service as an ASGI application and as a process."""
 
 import asyncio
 import contextlib
@@ -20,28 +20,27 @@ from starlette.middleware import Middleware
 from sightline import __version__
 from sightline.config import ServeConfig
 from sightline.errors import InputError
-from sightline.serve.gate import Gate, Keys
+from sightline.serve.access import AccessMiddleware, Keys
 from sightline.serve.observe import Observe
 from sightline.serve.page import page
 from sightline.serve.problems import Problem, ProblemDetails
 from sightline.serve.protocol import http
 from sightline.serve.routes import router
 from sightline.serve.schemas import LibreRequest
-from sightline.serve.service import ClientGone, Service
+from sightline.serve.service import ClientDisconnected, Service
 
-__all__ = ["create_app", "run", "take_port"]
+__all__ = ["bind", "create_app", "run"]
 
 LINGER = 0.5
-"""Seconds for which open connections are kept after the last answer, when the service is stopped."""
-ABOUT = """Translation by Transformers, and a look inside them.
+"""Seconds that open connections are kept after the last answer when the service stops."""
+DESCRIPTION = """Translate with Transformers and inspect their computation.
 
-Problems are told as RFC 9457 has it (`application/problem+json`). Their types, and everything else, are described in
-the guide to serving.
+Errors are problem details of RFC 9457 (`application/problem+json`). The guide to serving lists their types.
 """
 
 
 def create_app(service: Service, keys: Mapping[str, str] | None = None) -> FastAPI:
-    """The application. `keys`: who may ask, by name; without, everybody."""
+    """Make the application. `keys`: API keys by client name; without keys, access is open."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -53,15 +52,15 @@ def create_app(service: Service, keys: Mapping[str, str] | None = None) -> FastA
     known = Keys(keys or {}, service.config.rate)
     middleware = [Middleware(Observe, metrics=service.metrics)]
     if service.config.origins:
-        told = ["X-Pieces", "X-Dtype", "X-Shape", "X-Request-ID", "Retry-After"]
-        allowed: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": told}
+        exposed = ["X-Pieces", "X-Dtype", "X-Shape", "X-Request-ID", "Retry-After"]
+        allowed: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": exposed}
         middleware.append(Middleware(CORSMiddleware, allow_origins=list(service.config.origins), **allowed))
-    middleware.append(Middleware(Gate, config=service.config, keys=known))
+    middleware.append(Middleware(AccessMiddleware, config=service.config, keys=known))
     app = FastAPI(
         title="Sightline",
         version=__version__,
-        description=ABOUT,
-        docs_url=None,  # it would load scripts from elsewhere
+        description=DESCRIPTION,
+        docs_url=None,  # it loads scripts from another host
         redoc_url=None,
         lifespan=lifespan,
         middleware=middleware,
@@ -72,7 +71,7 @@ def create_app(service: Service, keys: Mapping[str, str] | None = None) -> FastA
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(HTTPException, _problem)
     app.add_exception_handler(RequestValidationError, _problem)
-    app.add_exception_handler(ClientGone, _gone)
+    app.add_exception_handler(ClientDisconnected, _disconnected)
     _describe(app, service.config, bool(known))
     return app
 
@@ -81,30 +80,34 @@ async def _problem(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         first, kind = error.errors()[0], request.headers.get("content-type", "")
         if first["loc"] == ("body",) and "json" not in kind:
-            return Problem("wrong-type", "send application/json.").response()
-        where = ".".join(str(part) for part in first["loc"][1:]) or "the body"
+            return Problem("wrong-type", "The content type must be application/json.").response()
+        name = ".".join(str(part) for part in first["loc"][1:]) or "body"
         if first["type"] == "json_invalid":
-            error = Problem("malformed", f"the body is no JSON: {first['ctx']['error']} at character {where}.")
+            error = Problem("malformed", f"The body is not valid JSON: {first['ctx']['error']} at character {name}.")
         elif first["type"] == "extra_forbidden":
-            error = Problem("invalid", f"{where}: there is no such option here; see /openapi.json for those there are.")
+            error = Problem("invalid", f"Unknown field `{name}`. See /openapi.json for the fields of this request.")
         else:
-            error = Problem("invalid", f"{where}: {first['msg']}.")
+            error = Problem("invalid", f"`{name}`: {first['msg']}.")
     elif isinstance(error, HTTPException):
         kind = {400: "malformed", 404: "not-found", 405: "wrong-method"}.get(error.status_code, "malformed")
-        about = {"not-found": "see /openapi.json for what there is.", "malformed": "the body is no JSON in UTF-8."}
+        details = {
+            "malformed": "The body is not JSON in UTF-8.",
+            "not-found": "See /openapi.json for the paths of this service.",
+            "wrong-method": "See /openapi.json for the methods of this path.",
+        }
         error_headers = dict(error.headers or {})
-        error = Problem(kind, about.get(kind, "see /openapi.json for what can be done."))
+        error = Problem(kind, details[kind])
         error.headers |= error_headers
     assert isinstance(error, Problem)  # noqa: S101
     return error.response(libre=request.url.path == "/translate")
 
 
-async def _gone(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=499)  # nobody reads it; logs and metrics know it by this number
+async def _disconnected(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=499)  # for logs and metrics; the client does not receive it
 
 
 def _describe(app: FastAPI, config: ServeConfig, keys: bool) -> None:
-    """Put problems, limits, and keys where there are some, into the OpenAPI document."""
+    """Add problems, limits and, if there are keys, their scheme to the OpenAPI document."""
     plain = app.openapi
 
     def document() -> dict[str, Any]:
@@ -112,7 +115,7 @@ def _describe(app: FastAPI, config: ServeConfig, keys: bool) -> None:
             whole = plain()
             schemas = whole["components"]["schemas"]
             schemas["Problem"] = ProblemDetails.model_json_schema()
-            schemas["LibreRequest"] = LibreRequest.model_json_schema()  # which is read by hand
+            schemas["LibreRequest"] = LibreRequest.model_json_schema()  # its route parses the body itself
             for unused in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(unused, None)
             for schema in schemas.values():
@@ -133,7 +136,7 @@ def _describe(app: FastAPI, config: ServeConfig, keys: bool) -> None:
 
 @contextlib.contextmanager
 def _on_hangup(work: Callable[[], Any]) -> Any:
-    """Do it on SIGHUP, where there is such a signal and it is ours to take."""
+    """Run `work` on SIGHUP, if the platform has this signal and this is the main thread."""
     loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     def start() -> None:
@@ -151,43 +154,48 @@ def _on_hangup(work: Callable[[], Any]) -> Any:
             loop.remove_signal_handler(hangup)
 
 
-def take_port(host: str, port: int) -> socket.socket:
-    """A place where requests will come in, once it listens."""
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound and does not listen yet."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        place = socket.socket(family, kind, protocol)
-        if os.name == "posix":
-            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        place.bind(address)
-    except (OSError, UnicodeError) as error:  # a name that no host can have is a UnicodeError
+    except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be a host name
         reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"port {port} of {host} cannot be used ({reason}); choose another one by --port.") from None
-    return place
+        raise InputError(f"`host` cannot be resolved: {host} ({reason}).", option="host", value=host) from None
+    bound = socket.socket(family, kind, protocol)
+    try:
+        if os.name == "posix":
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        message = f"`port` {port} of {host} cannot be used: {error.strerror}. Choose another port."
+        raise InputError(message, option="port", value=port) from None
+    return bound
 
 
 class _Server(uvicorn.Server):
-    """Stops by saying so first."""
+    """A server that answers late requests with a problem while it stops."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.config.app.state.stopping = True  # type: ignore[union-attr]
         super().handle_exit(sig, frame)
 
     async def main_loop(self) -> None:
-        """At the end no more connections come in, but open ones stay so for a moment: a request that is on its way is
-        told that it comes too late, and does not find the door shut."""
+        """Run; at the end, refuse new connections and keep open ones for a moment. A request that arrives then gets the
+        problem `stopping` instead of a closed connection."""
         await super().main_loop()
         for server in self.servers:
             server.close()
         latest = time.monotonic() + (self.config.timeout_graceful_shutdown or 0)
         end = time.monotonic() + LINGER
         while time.monotonic() < min(end, latest) and not self.force_exit and self.server_state.connections:
-            if self.server_state.tasks:  # who has been answered may ask once more
+            if self.server_state.tasks:  # its client may send another request
                 end = time.monotonic() + LINGER
             await asyncio.sleep(0.02)
 
 
-def run(app: FastAPI, place: socket.socket) -> None:
-    """Serve until the process is told to stop (SIGTERM, SIGINT); what was begun by then ends."""
+def run(app: FastAPI, bound: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT; then finish the requests in progress."""
     service: Service = app.state.service
     config = uvicorn.Config(
         app,
@@ -201,5 +209,5 @@ def run(app: FastAPI, place: socket.socket) -> None:
         backlog=2048,
     )
     for sign in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(sign, lambda *_: None)  # uvicorn raises them once more when it is done, which then means nothing
-    _Server(config).run([place])
+        signal.signal(sign, lambda *_: None)  # uvicorn raises the signal again after it has stopped
+    _Server(config).run([bound])

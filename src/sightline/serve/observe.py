@@ -1,7 +1,4 @@
-"""What is known of every request: its number, how it ended and how long it took, in logs and metrics. Never its text.
-
-And what every answer has: the headers that keep browsers from doing more with it than they should.
-"""
+"""Request ids, logs, metrics and security headers. Texts of requests are never logged."""
 
 import json
 import logging
@@ -20,7 +17,7 @@ from sightline.serve.problems import Problem
 __all__ = ["HEADERS", "JsonLines", "Metrics", "Observe", "PlainLines", "start_logging"]
 
 log = logging.getLogger("sightline.serve")
-NUMBER = re.compile(r"[A-Za-z0-9._-]{1,64}")
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; font-src 'self'; "
@@ -35,27 +32,27 @@ HEADERS = {
 
 
 class Metrics:
-    """What Prometheus is told."""
+    """The metrics for Prometheus."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        named: dict[str, Any] = {"namespace": "sightline", "registry": self.registry}
-        self.requests = Counter("requests", "Requests that were answered.", ["route", "status"], **named)
+        common: dict[str, Any] = {"namespace": "sightline", "registry": self.registry}
+        self.requests = Counter("requests", "Answered requests.", ["route", "status"], **common)
         self.seconds = Histogram(
-            "request_seconds", "From a request's first byte to the end of its answer.", ["route"], **named
+            "request_seconds", "Seconds from the first byte of a request to the end of its answer.", ["route"], **common
         )
-        self.waited = Histogram("waited_seconds", "Until the search for a translation began.", **named)
+        self.waited = Histogram("waited_seconds", "Seconds until the search for a translation started.", **common)
         sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
-        self.batch = Histogram("batch_sentences", "Sentences that were searched together.", buckets=sizes, **named)
-        self.batch_seconds = Histogram("batch_seconds", "How long a batch took.", **named)
-        self.characters = Counter("characters", "Characters that were translated.", ["model"], **named)
-        self.active = Gauge("requests_active", "Requests that are being answered.", **named)
-        self.waiting = Gauge("requests_waiting", "Requests that wait for a model.", **named)
-        self.loaded = Gauge("model_loaded", "Whether a model is in memory.", ["model"], **named)
+        self.batch = Histogram("batch_sentences", "Sentences per batch.", buckets=sizes, **common)
+        self.batch_seconds = Histogram("batch_seconds", "Seconds per batch.", **common)
+        self.characters = Counter("characters", "Translated characters.", ["model"], **common)
+        self.active = Gauge("requests_active", "Requests in progress.", **common)
+        self.waiting = Gauge("requests_waiting", "Requests that wait for a model.", **common)
+        self.loaded = Gauge("model_loaded", "1 if the model is in memory.", ["model"], **common)
 
 
 class Observe:
-    """The outermost layer of the service."""
+    """Record each request and add the security headers to its answer."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
@@ -64,12 +61,12 @@ class Observe:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        number = given if NUMBER.fullmatch(given) else secrets.token_hex(8)
+        sent = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        number = sent if REQUEST_ID.fullmatch(sent) else secrets.token_hex(8)
         scope.setdefault("state", {})["about"] = about = {"request": number}
         began, status = time.perf_counter(), 0
 
-        async def sending(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -82,12 +79,14 @@ class Observe:
 
         self.metrics.active.inc()
         try:
-            await self.app(scope, receive, sending)
+            await self.app(scope, receive, send_with_headers)
         except Exception as error:
             about["error"] = "".join(traceback.format_exception(error))
             if not status:
-                problem = Problem("internal", f"it was logged as request {number}; please report it.")
-                await problem.response()(scope, receive, sending)
+                problem = Problem(
+                    "internal", f"Request {number} failed because of a bug. Please report it with this id."
+                )
+                await problem.response()(scope, receive, send_with_headers)
         finally:
             self.metrics.active.dec()
             route = getattr(scope.get("route"), "path", "none")
@@ -100,7 +99,7 @@ class Observe:
 
 
 class JsonLines(logging.Formatter):
-    """A JSON object for each thing that is logged."""
+    """Log records as JSON objects, one per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         about = {"time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"), "level": record.levelname.lower()}
@@ -111,7 +110,7 @@ class JsonLines(logging.Formatter):
 
 
 class PlainLines(logging.Formatter):
-    """A line for each, as a person reads it."""
+    """Log records as plain lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         about: dict[str, Any] = getattr(record, "about", {})
@@ -127,7 +126,7 @@ class PlainLines(logging.Formatter):
 
 
 def start_logging(json_lines: bool) -> None:
-    """Log to standard error."""
+    """Write logs to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if json_lines else PlainLines())
     for name, level in (("sightline.serve", logging.INFO), ("uvicorn.error", logging.ERROR)):

@@ -1,4 +1,4 @@
-"""The page that shows all this in a browser: files that `make web` has made, sent as they are."""
+"""The web page: static files that `make web` builds."""
 
 import gzip
 import re
@@ -12,9 +12,9 @@ from sightline.serve.problems import Problem
 __all__ = ["STATIC", "is_page", "page"]
 
 STATIC = Path(__file__).parent / "static"
-"""What was built."""
+"""The folder of the built page."""
 NAME = re.compile(r"[\w-][\w.-]{0,99}(/[\w-][\w.-]{0,99}){0,4}", re.ASCII)
-"""What a file may be called. No part begins with a dot, so no name leads out of the folder."""
+"""Valid names of assets. No part begins with a dot, so that a name cannot leave the folder."""
 KINDS = {
     ".bin": "application/octet-stream",
     ".css": "text/css",
@@ -25,31 +25,31 @@ KINDS = {
     ".woff2": "font/woff2",
 }
 TEXT = (".css", ".js", ".json", ".svg")
-"""What is worth compressing."""
+"""Files that are compressed."""
 page = APIRouter(include_in_schema=False)
 
 
 def is_page(path: str) -> bool:
-    """Whether it belongs to the page, which everybody may see; what it asks for then needs a key."""
+    """Whether a path belongs to the page, which is public. The API may need a key."""
     return path == "/" or path.startswith("/assets/")
 
 
 @page.get("/")
 def index() -> Response:
-    """The page itself; a browser asks each time whether it is still the same."""
+    """Return the page. Browsers revalidate it each time."""
     try:
         data = (STATIC / "index.html").read_bytes()
     except OSError:
-        raise Problem("not-found", "the page is not built; run make web.") from None
+        raise Problem("not-found", "The page is not built. Run `make web`.") from None
     return Response(data, media_type="text/html", headers={"Cache-Control": "no-cache"})
 
 
 @page.get("/assets/{name:path}")
 def asset(name: str, request: Request) -> Response:
-    """A file of it. Its name changes with what is in it, so a browser keeps it for good."""
+    """Return a file of the page. Its name contains a hash of its content, so browsers may cache it permanently."""
     file = STATIC / "assets" / name
     if not NAME.fullmatch(name) or not file.is_file():
-        raise Problem("not-found", "the page has no such file.")
+        raise Problem("not-found", "Unknown file of the page.")
     headers = {"Cache-Control": "public, max-age=31536000, immutable"}
     if file.suffix in TEXT:
         headers["Vary"] = "Accept-Encoding"

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, told as RFC 9457 has it: a JSON object with type, title, status and detail."""
+"""Errors of requests as problem details of RFC 9457: JSON objects with type, title, status and detail."""
 
 import math
 from collections.abc import Mapping
@@ -7,36 +7,38 @@ from typing import Any, NamedTuple
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["KINDS", "Kind", "Problem", "ProblemDetails", "responses"]
+from sightline.errors import SightlineError
+
+__all__ = ["KINDS", "Kind", "Problem", "ProblemDetails", "invalid", "responses"]
 
 
 class Kind(NamedTuple):
-    """A sort of problem."""
+    """Status and title of a type of problem."""
 
     status: int
     title: str
 
 
 KINDS = {
-    "malformed": Kind(400, "The request cannot be read"),
-    "unauthorised": Kind(401, "A key is needed"),
-    "not-found": Kind(404, "There is no such thing"),
-    "wrong-method": Kind(405, "This cannot be done here"),
-    "too-slow": Kind(408, "The request did not come in time"),
-    "too-large": Kind(413, "The request is too large"),
-    "wrong-type": Kind(415, "The request is of an unknown type"),
-    "invalid": Kind(422, "The request asks for what cannot be"),
-    "too-many": Kind(429, "Too many requests for this key"),
-    "internal": Kind(500, "This should not have happened"),
-    "busy": Kind(503, "There is too much to do"),
-    "deadline": Kind(503, "The answer took too long"),
-    "unavailable": Kind(503, "The model cannot be used"),
-    "stopping": Kind(503, "The service is being stopped"),
+    "malformed": Kind(400, "Malformed request"),
+    "unauthorised": Kind(401, "Authentication required"),
+    "not-found": Kind(404, "Not found"),
+    "wrong-method": Kind(405, "Method not allowed"),
+    "too-slow": Kind(408, "Request timeout"),
+    "too-large": Kind(413, "Request too large"),
+    "wrong-type": Kind(415, "Unsupported media type"),
+    "invalid": Kind(422, "Invalid request"),
+    "too-many": Kind(429, "Rate limit exceeded"),
+    "internal": Kind(500, "Internal error"),
+    "busy": Kind(503, "Service overloaded"),
+    "deadline": Kind(503, "Deadline exceeded"),
+    "unavailable": Kind(503, "Model unavailable"),
+    "stopping": Kind(503, "Service shutting down"),
 }
 
 
 class ProblemDetails(BaseModel):
-    """Why a request has no answer (RFC 9457)."""
+    """The error of a request (RFC 9457)."""
 
     model_config = ConfigDict(
         title="Problem",
@@ -44,26 +46,26 @@ class ProblemDetails(BaseModel):
             "examples": [
                 {
                     "type": "urn:sightline:problem:busy",
-                    "title": "There is too much to do",
+                    "title": "Service overloaded",
                     "status": 503,
-                    "detail": "1024 requests are waiting; try again in a second.",
+                    "detail": "1024 requests are waiting. Retry in a second.",
                 }
             ]
         },
     )
     type: str
-    """urn:sightline:problem: and the sort of the problem."""
+    """`urn:sightline:problem:` and the id of the problem."""
     title: str
     status: int
     detail: str
-    """One sentence: what, and the way out."""
+    """The problem and how to fix it."""
 
 
 class Problem(Exception):  # noqa: N818 - the word of RFC 9457
-    """A request that has no answer."""
+    """An error that is sent to the client."""
 
     def __init__(self, kind: str, detail: str, *, retry: float | None = None, **headers: str) -> None:
-        """`retry`: after so many seconds it may go better."""
+        """`retry`: seconds after which the client may retry."""
         super().__init__(detail)
         self.kind, self.status, self.title, self.detail = kind, *KINDS[kind], detail
         self.headers: dict[str, str] = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -71,18 +73,30 @@ class Problem(Exception):  # noqa: N818 - the word of RFC 9457
             self.headers["Retry-After"] = str(max(1, math.ceil(retry)))
 
     def body(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the JSON object."""
         about = {"type": f"urn:sightline:problem:{self.kind}", "title": self.title}
         return {**about, "status": self.status, "detail": self.detail}
 
     def response(self, libre: bool = False) -> JSONResponse:
-        """As it is sent. `libre`: clients of LibreTranslate look for a member `error`."""
+        """Return the response. `libre`: add the member `error`, for clients of LibreTranslate."""
         body = {**self.body(), "error": self.detail} if libre else self.body()
         return JSONResponse(body, self.status, self.headers, media_type="application/problem+json")
 
 
+FIELDS = {"`beams`": "`beam`", "`forbid`": "`without`", "`require`": "`within`"}
+"""Options of the library that the API calls otherwise."""
+
+
+def invalid(error: SightlineError) -> Problem:
+    """Turn an error of the library into a problem, with the names of the API."""
+    detail = str(error)
+    for option, field in FIELDS.items():
+        detail = detail.replace(option, field)
+    return Problem("invalid", detail)
+
+
 def responses(*kinds: str) -> dict[int | str, dict[str, Any]]:
-    """What the OpenAPI document says of these problems."""
+    """Describe these problems for the OpenAPI document."""
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     known: Mapping[int, list[str]] = {}
     for kind in kinds:

@@ -1,4 +1,4 @@
-"""HTTP as uvicorn speaks it, and what it leaves out: the head of a request must come in time, and has an end."""
+"""uvicorn's HTTP protocol with limits on the duration and size of request heads."""
 
 import asyncio
 import json
@@ -11,18 +11,18 @@ from sightline.serve.problems import Problem
 
 __all__ = ["Http", "http"]
 
-MOST = 65_536
-"""Bytes of a request line and its headers."""
+MAX_HEAD = 65_536
+"""Largest request line with headers, in bytes."""
 
 
 class Http(HttpToolsProtocol):
-    """A connection."""
+    """An HTTP connection."""
 
     seconds: float
-    """Within which a head must come."""
-    late: asyncio.TimerHandle | None = None
+    """Time limit for a head."""
+    head_timeout: asyncio.TimerHandle | None = None
     size = 0
-    """Of the head, as far as it has come."""
+    """Bytes of the head so far."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -33,15 +33,15 @@ class Http(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.late is not None:
+        if self.head_timeout is not None:
             self.size += len(data)
         super().data_received(data)
-        if self.late is not None and self.size > MOST:
-            self._refuse(Problem("too-large", f"the headers may have {MOST} bytes at most."))
+        if self.head_timeout is not None and self.size > MAX_HEAD:
+            self._refuse(Problem("too-large", f"The headers must have at most {MAX_HEAD} bytes."))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if self.late is None:  # a later request on this connection
+        if self.head_timeout is None:  # a later request on this connection
             self._begin()
 
     def on_headers_complete(self) -> None:
@@ -49,22 +49,22 @@ class Http(HttpToolsProtocol):
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
-        """Where it is no HTTP at all."""
-        self._refuse(Problem("malformed", "this is no HTTP request."))
+        """Refuse bytes that are not HTTP."""
+        self._refuse(Problem("malformed", "Not an HTTP request."))
 
     def _begin(self) -> None:
         self.size = 0
-        self.late = self.loop.call_later(self.seconds, self._too_late)
+        self.head_timeout = self.loop.call_later(self.seconds, self._time_out)
 
     def _end(self) -> None:
-        if self.late is not None:
-            self.late.cancel()
-            self.late = None
+        if self.head_timeout is not None:
+            self.head_timeout.cancel()
+            self.head_timeout = None
 
-    def _too_late(self) -> None:
-        self.late = None
+    def _time_out(self) -> None:
+        self.head_timeout = None
         if self.size:
-            self._refuse(Problem("too-slow", f"its headers must be there within {self.seconds:g} seconds."))
+            self._refuse(Problem("too-slow", f"The headers must be complete within {self.seconds:g} seconds."))
         else:
             self.transport.close()
 
@@ -79,5 +79,5 @@ class Http(HttpToolsProtocol):
 
 
 def http(seconds: float) -> Callable[..., Http]:
-    """Connections whose requests must begin within so many seconds."""
+    """Return a connection class with this time limit for heads."""
     return type("Http", (Http,), {"seconds": seconds})

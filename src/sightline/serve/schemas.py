@@ -1,4 +1,4 @@
-"""What requests and answers are made of."""
+"""Requests and answers of the API."""
 
 from typing import Annotated, Any, Literal
 
@@ -34,21 +34,19 @@ __all__ = [
 ]
 
 
-def _whole(text: str) -> str:
-    """JSON can write half a character (a lone surrogate), which no text has."""
+def _check_surrogates(text: str) -> str:
+    """Refuse lone surrogates, which JSON can express and UTF-8 cannot."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError("half a character (a lone surrogate) is no text")
+        raise ValueError("the text contains a lone surrogate")
     return text
 
 
-Text = Annotated[str, AfterValidator(_whole)]
-Model = Annotated[
-    str | None, Field(description="The name of a model; without one, the first of /v1/models.", max_length=64)
-]
+Text = Annotated[str, AfterValidator(_check_surrogates)]
+Model = Annotated[str | None, Field(description="Name of a model; default: the first of /v1/models.", max_length=64)]
 
 
 class Body(BaseModel):
-    """A request: closed to what it does not know, and a number is neither true nor "1"."""
+    """A request. Unknown fields are errors, and types are strict: a number is neither `true` nor `"1"`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -60,38 +58,38 @@ class Answer(BaseModel):
 
 
 class SearchRequest(Body):
-    """How an answer is searched for."""
+    """Options of beam search."""
 
     beam: Annotated[int, Field(ge=1, le=1000)] = 4
-    """Hypotheses that grow side by side; 1 is greedy search. With sample: how many samples are drawn."""
+    """Beam size; 1 is greedy search. With `sample`: the number of samples."""
     length_penalty: Annotated[float, Field(ge=0, le=10)] = 1.0
-    """0 likes short answers, 1 is the mean over tokens."""
+    """Exponent α of the length in log P(y|x) / |y|^α; 0 prefers short answers, 1 is the mean over tokens."""
     prefix: Text = ""
-    """How the answer must begin."""
+    """Required beginning of the answer."""
 
     def config(self) -> SearchConfig:
-        """The same, as a search takes it."""
+        """Return the options of the search."""
         own = self.model_dump(include={*SearchConfig.model_fields})
         return SearchConfig(beams=max(self.beam, own.get("nbest", 1)), **own)
 
 
 class SamplingRequest(SearchRequest):
-    """How an answer is searched for, or drawn."""
+    """Options of beam search and sampling."""
 
     sample: bool = False
-    """Draw each token by its probability, instead of searching for the best."""
+    """Sample each token from the model's distribution instead of searching."""
     temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """Of samples: below 1 they dare less, above 1 more."""
+    """Sampling temperature; lower is more conservative."""
     top_k: Annotated[int, Field(ge=0, lt=10**9)] = 0
-    """Of samples: draw among so many of the likeliest tokens; 0: among all."""
+    """Sample from the k most likely tokens; 0 disables the limit."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Of samples: draw among the likeliest tokens that have this probability together."""
+    """Sample from the most likely tokens whose probabilities add up to p (nucleus sampling)."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Of samples: draw among tokens at least this times as likely as the likeliest."""
+    """Sample from tokens with at least this share of the probability of the most likely one."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
-    """Of samples: the same seed draws the same for the same text."""
+    """Random seed of sampling; the same seed gives the same answer to the same text."""
     without: list[Text] = []
-    """Words that no answer may have."""
+    """Words that the answer must not contain."""
 
 
 class TranslateRequest(SamplingRequest):
@@ -102,41 +100,41 @@ class TranslateRequest(SamplingRequest):
     )
     model: Model = None
     text: Text | list[Text]
-    """A text, or several. A text with several lines keeps them."""
+    """One text or a list of texts. Line breaks are kept."""
     nbest: Annotated[int, Field(ge=1, le=1000)] = 1
-    """How many answers are given, the best first; there are at least as many beams."""
+    """Number of answers per text, best first. The beam size is at least this number."""
     within: list[Text] = []
-    """Words that every answer has."""
+    """Words that the answer must contain."""
     align: bool = False
-    """Tell which word comes from which."""
+    """Return the word alignment."""
     details: bool = False
-    """Tell the tokens and their log-probabilities."""
+    """Return tokens and their log-probabilities."""
 
 
 class StreamRequest(SamplingRequest):
-    """A text to translate, word by word."""
+    """A text to translate, streamed token by token."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"text": "Hi, how are you?"}]})
     model: Model = None
     text: Text
     beam: Annotated[int, Field(ge=1, le=1)] = 1
-    """One: several beams change their mind."""
+    """Streaming needs a beam size of 1."""
 
 
 class Translation(Answer):
-    """An answer to one text."""
+    """A translation of one text."""
 
     text: str
     score: float | None = None
-    """log P(y|x) / |y|^α; not there where it was not computed (one beam, without details)."""
+    """log P(y|x) / |y|^α. Missing if it was not computed (`beam` 1 without `details`)."""
     tokens: list[str] | None = None
-    """With details: the sub-words it was written in."""
+    """With `details`: the sub-words of the translation."""
     log_probs: list[float] | None = None
-    """With details: of each token, and of the end after it."""
+    """With `details`: of each token and of the end."""
     alternatives: list["Translation"] | None = None
-    """With nbest: the next best ones."""
+    """With `nbest`: the next best translations."""
     alignment: list[tuple[int, int]] | None = None
-    """With align: pairs of a source word and a word of this text. Words are what white space separates, from 0."""
+    """With `align`: pairs of a source word and a target word, counted from 0. White space separates words."""
 
 
 class TranslateAnswer(Answer):
@@ -147,7 +145,7 @@ class TranslateAnswer(Answer):
 
 
 class Pair(Body):
-    """A source, and what might be its translation."""
+    """A source and a possible translation."""
 
     source: Text
     target: Text
@@ -164,12 +162,12 @@ class ScoreRequest(Body):
 
 
 class Scored(Answer):
-    """How probable a target is."""
+    """The log-probability of a target."""
 
     log_prob: float
     tokens: list[str]
     log_probs: list[float]
-    """Of each token, and of the end after it."""
+    """Of each token and of the end."""
 
 
 class ScoreAnswer(Answer):
@@ -180,17 +178,17 @@ class ScoreAnswer(Answer):
 
 
 class TraceRequest(SearchRequest):
-    """A text to look into the model with."""
+    """A text to trace through the model."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"text": "The animal was too tired."}]})
     model: Model = None
     text: Text
     target: Text | None = None
-    """What the model writes for it; without, its own translation. Only for a model that translates."""
+    """Target to trace; default: the model's own translation. Only for models that translate."""
 
 
 class Tensor(Answer):
-    """One of the tensors of a trace."""
+    """A tensor of a trace."""
 
     name: str
     axes: list[str]
@@ -198,70 +196,70 @@ class Tensor(Answer):
 
 
 class TraceAnswer(Answer):
-    """What a trace has. The numbers are fetched by its id, for as long as it is remembered."""
+    """The contents of a trace. Tensors are fetched by its id until newer traces need its memory."""
 
     id: str
     model: str
     target: str | None
-    """What the model wrote; null where it does not translate."""
+    """The traced target; null for a model that does not translate."""
     parts: int
-    """In how many parts, sentences or lines, the model translates the text. Of several, the target is what it wrote for
-    them all, while the trace is of one pass over the whole text, in which it might have written something else."""
+    """Number of segments (sentences or lines) that are translated separately. If there are several, the target joins
+    their translations, while the trace is one pass over the whole text, which might be translated differently."""
     config: dict[str, Any]
-    """The options of the model, as docs/reference/config.md has them."""
+    """The options of the model, as in docs/reference/config.md."""
     tokens: dict[str, list[str]]
-    """Of source and target, with start and end. A decoder alone has no source, an encoder alone no target."""
+    """Tokens of source and target, with start and end. Decoder-only models have no source, encoder-only no target."""
     ids: dict[str, list[int]]
-    """The numbers of the same tokens, as the model was given them."""
+    """Ids of the same tokens: the input of the model."""
     tensors: list[Tensor]
 
 
 class PiecesAnswer(Answer):
-    """Entries of a vocabulary, as they are written there."""
+    """Entries of a vocabulary as text."""
 
     pieces: list[str]
 
 
 class BeamsRequest(SearchRequest):
-    """A text whose search is to be shown."""
+    """A text whose beam search is returned."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"text": "Good morning.", "beam": 3}]})
     model: Model = None
     text: Text
     nbest: Annotated[int, Field(ge=1, le=1000)] = 1
-    """How many answers are given."""
+    """Number of answers."""
 
 
 class Beam(Answer):
-    """A hypothesis: what its parent says, and one token more."""
+    """A hypothesis: its parent and one more token."""
 
     parent: int
-    """Its number in the list; -1 where nothing was said yet."""
+    """Index of the parent in the list; -1 for the first token."""
     step: int
     token: str
     text: str
-    """All that it says; special tokens say nothing."""
+    """Text of the whole hypothesis, without special tokens."""
     log_prob: float
-    """Of the token alone."""
+    """Log-probability of this token."""
     total: float
-    """Of the whole hypothesis."""
+    """Log-probability of the whole hypothesis."""
     fate: Literal["grew", "ended", "dropped"]
     score: float | None = None
-    """Of one that ended: the total by its length."""
+    """Of a finished hypothesis: `total` / length^α."""
 
 
 class BeamsAnswer(Answer):
-    """All hypotheses that were among the best at some step."""
+    """All hypotheses that were in the beam at some step."""
 
     model: str
     source: list[str]
-    """The tokens of the text."""
+    """Tokens of the text."""
     beams: list[Beam]
     translations: list[Translation]
 
 
 class AlternativesRequest(Body):
-    """A place in a translation."""
+    """A position in a translation."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"text": "Good morning.", "target": "Bonjour.", "position": 0}]}
@@ -269,24 +267,24 @@ class AlternativesRequest(Body):
     model: Model = None
     text: Text
     target: Text
-    """A translation of the text, or its beginning."""
+    """A translation of the text or its beginning."""
     position: Annotated[int, Field(ge=0, lt=10**6)]
-    """How many tokens stand before it (those of /v1/score)."""
+    """Number of tokens before the position (the tokens of /v1/score)."""
     count: Annotated[int, Field(ge=1, le=20)] = 5
     beam: Annotated[int, Field(ge=1, le=1000)] = 4
 
 
 class Alternative(Answer):
-    """What could stand there."""
+    """An alternative token."""
 
     token: str
     log_prob: float
     text: str
-    """The whole translation, if this token is taken."""
+    """The whole translation with this token."""
 
 
 class AlternativesAnswer(Answer):
-    """What could stand there, the likeliest first."""
+    """Alternatives at a position, most likely first."""
 
     model: str
     alternatives: list[Alternative]
@@ -299,24 +297,24 @@ class ModelAbout(Answer):
     architecture: str
     parameters: int
     loaded: bool
-    """Others are loaded when somebody asks for them."""
+    """Other models are loaded on their first request."""
     source: str | None
-    """The language of its sources, where its name tells: en of en-fr."""
+    """Source language, if it is in the name: en of en-fr."""
     target: str | None
     examples: list[str]
-    """Sentences to try it with, as examples.txt in its folder has them, if there is such."""
+    """Sentences to try, from examples.txt in the model folder."""
     about: str | None
-    """What is to be known of them: the lines there that begin with #."""
+    """A comment on them: the lines of this file that begin with #."""
 
 
 class ModelsAnswer(Answer):
-    """The models of this service. The first is taken where none is named."""
+    """The models of this service. The first is the default."""
 
     models: list[ModelAbout]
 
 
 class LibreRequest(BaseModel):
-    """A text to translate, as LibreTranslate has it."""
+    """A text to translate, in the form of LibreTranslate."""
 
     model_config = ConfigDict(
         use_attribute_docstrings=True,
@@ -324,23 +322,23 @@ class LibreRequest(BaseModel):
     )
     q: Text | list[Text]
     source: Text
-    """A language of /languages; auto, where only one can be meant."""
+    """A language of /languages; auto if only one source language is possible."""
     target: Text
     format: Literal["text"] = "text"
     alternatives: Annotated[int, Field(ge=0, le=15)] = 0
-    """How many other translations are given."""
+    """Number of other translations."""
     api_key: str = ""
 
 
 class LibreAnswer(Answer):
-    """The translation, as LibreTranslate gives it: one for a text, a list for a list."""
+    """The translation in the form of LibreTranslate: a text for a text, a list for a list."""
 
     translatedText: str | list[str]  # noqa: N815 - LibreTranslate's name
     alternatives: Any = None
 
 
 class Language(Answer):
-    """A language that texts may be in."""
+    """A source language and its target languages."""
 
     code: str
     name: str
