@@ -23,10 +23,11 @@ from common import keep, side_by_side, where
 from sacrebleu.metrics.bleu import BLEU
 from transformers import MarianMTModel
 
-from sightline.backends.ctranslate2 import CTranslate2Search
+from sightline.backends.ctranslate2 import CTranslate2Backend
 from sightline.backends.ctranslate2_format import convert
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
+from sightline.interop.export import requests
 from sightline.interop.hugging_face import to_hugging_face
 from sightline.interop.hugging_face_files import read_hugging_face
 from sightline.model.kernels import for_few_rows
@@ -69,7 +70,7 @@ def systems(model: Translator, device: str, dtype: torch.dtype) -> dict[str, Sys
     if device == "cpu":
         with tempfile.TemporaryDirectory() as beside:
             convert(ours, model.words, Path(beside) / "model")
-            fast = CTranslate2Search(Path(beside) / "model", threads=torch.get_num_threads())
+            fast = CTranslate2Backend(Path(beside) / "model", threads=torch.get_num_threads(), batch_tokens=10**6)
         for_few_rows(ours)
     ours = ours.to(device)
 
@@ -95,7 +96,7 @@ def systems(model: Translator, device: str, dtype: torch.dtype) -> dict[str, Sys
 
     def ctranslate2(sources: Sequence[list[int]], beams: int) -> Answers:
         config = SearchConfig(beams=beams, patience=1)
-        return [best.ids for best, *_ in fast.find(sources, config, log_probs=False, budget=10**6)]
+        return [best.ids for best, *_ in fast.search(requests(sources, ours.config, config), config, log_probs=False)]
 
     named: dict[str, System] = {"Sightline": sightline, "Hugging Face": hugging_face}
     return named | ({"CTranslate2": ctranslate2} if device == "cpu" else {})

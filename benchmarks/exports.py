@@ -23,11 +23,11 @@ import torch
 from common import keep, where
 from sacrebleu.metrics.bleu import BLEU
 
-from sightline.backends.ctranslate2 import CTranslate2Search
+from sightline.backends.ctranslate2 import CTranslate2Backend
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
 from sightline.files import optional_import
-from sightline.interop.export import Difference, Kind, export
+from sightline.interop.export import Difference, Kind, export, requests
 from sightline.interop.hugging_face_files import quiet
 from sightline.interop.onnx import OnnxModel
 from sightline.model_folder import ModelFolder, load_model, load_tokenizer
@@ -77,6 +77,9 @@ def main() -> None:
 
         return system
 
+    def ctranslate2(backend: CTranslate2Backend) -> Callable[[list[list[int]], SearchConfig], list[list[Any]]]:
+        return lambda sources, config: backend.search(requests(sources, model.config, config), config)
+
     rows = []
     with tempfile.TemporaryDirectory() as beside:
         compared: dict[str, Difference | None] = {}
@@ -89,10 +92,10 @@ def main() -> None:
         export(model, words, Path(beside) / "int8", "ctranslate2", precision="int8")
         systems = {
             "torch": by(lambda sources, config: find(model, sources, config)),
-            "ctranslate2": by(CTranslate2Search(folders["ctranslate2"]).find),
+            "ctranslate2": by(ctranslate2(CTranslate2Backend(folders["ctranslate2"]))),
             "onnx": by(OnnxModel(folders["onnx"]).find),
             "huggingface": hugging_face(folders["huggingface"]),
-            "ctranslate2 int8": by(CTranslate2Search(Path(beside) / "int8", "int8").find),
+            "ctranslate2 int8": by(ctranslate2(CTranslate2Backend(Path(beside) / "int8", "int8"))),
         }
         for beams in (1, 4):
             answers: dict[str, list[str]] = {}

@@ -1,6 +1,7 @@
 """Small models of every kind, and batches for them."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,11 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sightline.config import ModelConfig
+from sightline.config import ModelConfig, SearchConfig
 from sightline.errors import SightlineError
 from sightline.model.mask import PackedRows
 from sightline.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Model, build
+from sightline.search.types import Constraints, Limits, Request
 from sightline.special import END, START
+from sightline.text.tokenizer import with_end
 
 VOCAB = 41
 SMALL: dict[str, Any] = {
@@ -119,6 +122,23 @@ def raises(
         assert same, f"value is {error.value!r}, expected {value!r}: {error}"
     if option is not None:
         assert f"`{option}`" in str(error), f"the message does not contain `{option}`: {error}"
+
+
+def requests(
+    sources: Sequence[Sequence[int]],
+    model: ModelConfig,
+    options: SearchConfig,
+    constraints: Sequence[Constraints] | None = None,
+) -> list[Request]:
+    """Requests for the translations of these sources (ids without END)."""
+    found = []
+    for ids, wanted in zip(sources, constraints or [Constraints()] * len(sources), strict=True):
+        needed = len(wanted.prefix) + sum(map(len, wanted.require))
+        most = max(int(options.max_ratio * (len(ids) + 1)) + options.max_extra, needed + 1)
+        most = min(most, model.positions.max_length)
+        least = min(math.ceil(options.min_ratio * len(ids)), most - 1)
+        found.append(Request(with_end(ids, model.source_end), Limits(most, least), constraints=wanted))
+    return found
 
 
 def difference(a: Tensor, b: Tensor) -> float:

@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from sightline.backends.ctranslate2 import CTranslate2Search, supports
-from sightline.backends.ctranslate2_format import beside
+from sightline.backends.ctranslate2 import CTranslate2Backend
+from sightline.backends.ctranslate2_format import converted_folder
 from sightline.config import SearchConfig
 from sightline.errors import InputError, SightlineError
 from sightline.model.kernels import for_few_rows
@@ -25,8 +25,10 @@ from sightline.search.align import Alignment, Heads, Words, align
 from sightline.search.find import Progress, find, follow, stream
 from sightline.search.hypothesis import Hypothesis, Wish
 from sightline.search.risk import expected_chrf
+from sightline.search.rules import bounds
 from sightline.search.score import following, force
 from sightline.search.tree import Tree, grow_tree
+from sightline.search.types import Constraints, Limits, Request
 from sightline.special import END, START
 from sightline.text.split import Piece, join, split, starts
 from sightline.text.stream import Telling
@@ -111,7 +113,7 @@ class Engine:
         tokenizer: Tokenizer,
         *,
         usual: int = USUAL,
-        fast: CTranslate2Search | None = None,
+        fast: CTranslate2Backend | None = None,
         heads: Heads | None = None,
     ) -> None:
         """`usual`: tokens that sources had in training. Sentences that have more together are translated one by one.
@@ -218,7 +220,7 @@ class Engine:
         between. CTranslate2 makes one step of all of it, and tells no tokens: what is `aloud`, torch searches."""
         if aloud and len(self.models) > 1:
             raise InputError("several models that vote cannot be streamed; load one of them.")
-        if config.risk == "none" and (aloud or self._fast(config, wishes) is None):
+        if config.risk == "none" and (aloud or self._fast(sources, config, wishes) is None):
             yield from follow(self.models, sources, config, wishes, aloud=aloud, gone=gone)
         else:
             yield Progress({}, dict(enumerate(self._find(sources, config, wishes, details))))
@@ -330,14 +332,27 @@ class Engine:
         if config.risk != "none":
             samples = find(self.models, sources, config.model_copy(update={"nbest": config.beams}), wishes)
             return [self._by_risk(each)[: config.nbest] for each in samples]
-        fast = self._fast(config, wishes)
+        fast = self._fast(sources, config, wishes)
         if fast is None:
             return find(self.models, sources, config, wishes)
-        return fast.find(sources, config, wishes, log_probs=details)
+        answers = fast.search(self._requests(sources, config, wishes), config, log_probs=details)
+        return [[Hypothesis(*one) for one in each] for each in answers]
 
-    def _fast(self, config: SearchConfig, wishes: Sequence[Wish]) -> CTranslate2Search | None:
+    def _requests(self, sources: Sequence[list[int]], config: SearchConfig, wishes: Sequence[Wish]) -> list[Request]:
+        end, requests = self.model.config.source_end, []
+        for source, wish in zip(sources, wishes, strict=True):
+            limits = Limits(*bounds(len(source) + 1, config, wish, self.room + 1))
+            constraints = Constraints(wish.prefix, wish.within, wish.without)
+            requests.append(Request(with_end(source, end), limits, constraints=constraints))
+        return requests
+
+    def _fast(
+        self, sources: Sequence[list[int]], config: SearchConfig, wishes: Sequence[Wish]
+    ) -> CTranslate2Backend | None:
         """What searches faster than torch, if there is such, and it finds the same."""
-        return None if self.changes.here or supports(config, wishes) else self.fast
+        if self.changes.here or self.fast is None:
+            return None
+        return None if self.fast.reason_not(self._requests(sources, config, wishes), config) else self.fast
 
     def _by_risk(self, samples: list[Hypothesis]) -> list[Hypothesis]:
         """One sample of each text, the text most like all others first."""
@@ -542,7 +557,7 @@ def _fast(
     precision: str,
     shortlist: bool,
     threads: int,
-) -> CTranslate2Search | None:
+) -> CTranslate2Backend | None:
     for name, value, known in (("engine", engine, ENGINES), ("precision", precision, PRECISIONS)):
         if value not in known:
             raise InputError(f"there is no {name} {value!r}; known are {', '.join(known[:-1])} and {known[-1]}.")
@@ -558,8 +573,8 @@ def _fast(
         raise InputError("several models vote with the engine torch only, in float32 and without a shortlist.")
     kind: Literal["float32", "int8"] = "int8" if precision == "int8" else "float32"
     try:
-        return CTranslate2Search(
-            beside(folder, models[0], tokenizer, kind),
+        return CTranslate2Backend(
+            converted_folder(folder, models[0], tokenizer, kind),
             kind,
             threads=threads,
             shortlist=folder.file(SHORTLIST) if shortlist else None,

@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.backends.ctranslate2 import CTranslate2Search
+from sightline.backends.ctranslate2 import CTranslate2Backend
 from sightline.backends.ctranslate2_format import convert
 from sightline.config import SearchConfig
 from sightline.engine import Engine
@@ -32,7 +32,7 @@ from sightline.search.score import following, force
 from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.stream import TextStream
 from sightline.text.tokenizer import Tokenizer
-from support import VARIANTS, VOCAB, config, every_variant, translator
+from support import VARIANTS, VOCAB, config, every_variant, requests, translator
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 specs = ctranslate2.specs
@@ -203,10 +203,14 @@ def test_what_was_written_is_read(kind, cutter, tmp_path):
     assert pieces.source.all_pieces() == tokenizer.source.all_pieces()
     source_ids, target_ids = torch.randint(4, VOCAB, (3, 7)), torch.randint(4, VOCAB, (3, 5))
     assert (found(source_ids, target_ids) - model(source_ids, target_ids)).abs().max() < 1e-6
-    theirs = CTranslate2Search(tmp_path / "model", threads=1)
+    theirs = CTranslate2Backend(tmp_path / "model", threads=1)
     for beams in (1, 4) if model.config.classifier_bias else (1,):  # without a bias it does think of special tokens
         options = SearchConfig(beams=beams)
-        for (one, *_), (other, *_) in zip(find([found], SOURCES, options), theirs.find(SOURCES, options), strict=True):
+        for (one, *_), (other, *_) in zip(
+            find([found], SOURCES, options),
+            theirs.search(requests(SOURCES, model.config, options), options),
+            strict=True,
+        ):
             assert one.ids == other.ids
             assert one.score == pytest.approx(other.score, abs=1e-4)
 
@@ -223,9 +227,10 @@ def test_rounded_weights_are_the_numbers_they_stand_for(variant, cutter, tmp_pat
             assert torch.allclose(ours / step, (ours / step).round(), atol=1e-3)
         else:
             assert torch.equal(ours, other)
-    theirs = CTranslate2Search(tmp_path / "model", "float32", threads=1)
+    theirs = CTranslate2Backend(tmp_path / "model", "float32", threads=1)
     for beams in (1, 4):
-        answers = [x.ids for x, *_ in theirs.find(SOURCES, SearchConfig(beams=beams))]
+        options = SearchConfig(beams=beams)
+        answers = [x.ids for x, *_ in theirs.search(requests(SOURCES, model.config, options), options)]
         assert [x.ids for x, *_ in find([found], SOURCES, SearchConfig(beams=beams))] == answers
 
 
@@ -347,9 +352,12 @@ def test_sources_without_an_end_have_none_anywhere(cutter, words, tmp_path):
     assert isinstance(again, type(model))
     assert not again.config.source_end
     convert(again, load_tokenizer(tmp_path / "ours"), tmp_path / "converted")
-    theirs = CTranslate2Search(tmp_path / "converted", threads=1)
+    theirs = CTranslate2Backend(tmp_path / "converted", threads=1)
     for options in (SearchConfig(beams=1), SearchConfig(beams=4, nbest=4)):
-        found = [theirs.find([ids, empty], options), find([model], [ids, empty], options)]
+        found = [
+            theirs.search(requests([ids, empty], model.config, options), options),
+            find([model], [ids, empty], options),
+        ]
         assert [[x.ids for x in some] for some in found[0]] == [[x.ids for x in some] for some in found[1]]
     logits = model(torch.tensor([ids]), torch.tensor([[START, 8]])).log_softmax(-1)[0]
     assert force([model], [ids], [[8]])[0] == pytest.approx([logits[0, 8].item(), logits[1, END].item()], abs=1e-5)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import sightline
-from sightline.backends.ctranslate2 import CTranslate2Search
+from sightline.backends.ctranslate2 import CTranslate2Backend
 from sightline.config import SearchConfig
 from sightline.data.builtin import generate
 from sightline.errors import InputError
@@ -16,6 +16,7 @@ from sightline.interop.export import export
 from sightline.interop.onnx import OnnxModel
 from sightline.model_folder import load_model, load_tokenizer
 from sightline.search.find import find
+from support import requests
 
 COMMAND = [sys.executable, "-m", "sightline.cli.main"]
 TEXTS = [pair.source for pair in generate("test", 12)]
@@ -51,8 +52,9 @@ def exported(taught, tmp_path_factory):
 def test_four_programs_say_the_same(taught, exported, beams):
     model, tokenizer = load_model(taught), load_tokenizer(taught)
     sources, config = tokenizer.encode(TEXTS), SearchConfig(beams=beams, patience=1)
+    backend = CTranslate2Backend(exported / "ctranslate2")
     ours = [best.ids for best, *_ in find(model, sources, config)]
-    assert [best.ids for best, *_ in CTranslate2Search(exported / "ctranslate2").find(sources, config)] == ours
+    assert [best.ids for best, *_ in backend.search(requests(sources, model.config, config), config)] == ours
     assert [best.ids for best, *_ in OnnxModel(exported / "onnx").find(sources, config)] == ours
     program = f"""
 import json, sys

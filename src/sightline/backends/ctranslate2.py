@@ -1,285 +1,385 @@
-"""CTranslate2, a library that runs Transformers fast on a processor: our models in its format, and its search by our
-rules.
+"""The search of CTranslate2, a library that runs Transformers fast on a CPU, by the rules of `sightline.search`.
 
-The files hold the same numbers as the model, or rounded to int8. Ids are the same as well: a token of CTranslate2's
-vocabulary is the piece that ours has for the id. So the folder also serves programs that know CTranslate2 alone (a
-source ends in the end token, unless the model says source_end = false).
+It finds the same answers as `sightline.search` for all requests that `reason_not` accepts, with these differences:
 
-What it finds is what `sightline.search` finds, as far as `supports` promises. Where the two differ by nature:
+- It excludes padding, start and unknown before the softmax, so all other tokens get a little more probability;
+  `sightline.search` excludes them after it. Scores returned here are those of `sightline.search`. During the search,
+  two hypotheses may swap ranks if their scores differ by less than the probability of the excluded tokens. A trained
+  model gives these tokens almost none.
+- It cuts hypotheses off at the maximum length; here they must end. Such sentences are searched again, step by step.
+- It adds numbers in another order, so hypotheses whose scores differ by less than about 1e-5 may swap ranks.
 
-- What may not come (padding, start, unknown) it leaves out before probabilities are computed, so that all other tokens
-  get a little more; here it is left out afterwards. The scores that are given are ours. But while it searches,
-  hypotheses may change places that are nearer to each other than these tokens are probable. A model that has learned
-  never to say them leaves no room for that; one that gives them weight does.
-- At the greatest length it cuts hypotheses off; here they must end. What it does not tell is searched for step by step.
-- Sums are added in another order, so what is as good as something else, to some 1e-5, may be found instead of it.
+This holds for float32. In int8, weights and the inputs of each product are rounded to 8 bits: the search is faster, and
+answers, scores and log-probabilities differ a little.
 
-That is in float32. In int8 the weights, and what goes into each product, are rounded to 8 bits: it is faster, and what
-is found and how it scores are a little off. All that is told then is told in int8, log-probabilities among it.
-
-With a shortlist (`sightline.text.shortlist`) it chooses among fewer tokens, those that any source of a batch allows.
-What else was probable has no share then, so that without log-probabilities the scores it gives are a little higher.
+With a shortlist (`sightline.text.shortlist`), a batch can write only the tokens that its sources allow. The softmax is
+over these, so scores are a little higher if no log-probabilities are requested.
 """
 
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from sightline.backends.ctranslate2_format import Precision, new_name
+from sightline.backends.thread_modes import ThreadMode, ThreadModes, batch_kind, default_file, processor
 from sightline.config import SearchConfig
-from sightline.errors import CheckpointError, ConfigError, InputError
+from sightline.errors import CheckpointError, ConfigError, InputError, SightlineError
 from sightline.files import optional_import
 from sightline.model_folder import SHORTLIST
-from sightline.search.hypothesis import Hypothesis, Wish
-from sightline.search.rules import NEVER, bounds
-from sightline.special import END
-from sightline.text.tokenizer import with_end
+from sightline.search.rules import NEVER
+from sightline.search.types import Hypothesis, Request, StepUpdate
+from sightline.special import END, START
 
-__all__ = ["CTranslate2Search", "supports"]
+__all__ = ["CTranslate2Backend"]
 
-NEARLY_ZERO = 1e-30
-"""With a length penalty of 0, CTranslate2 stops by another rule: once the best hypothesis has ended. With this one it
-does not, and all scores are the same."""
-
-
-MOST_PARTS = 4
-"""Into which a batch is split. Threads with sentences of their own are up to eight times as fast as threads that share
-them, and wait for each other at every layer (docs/decisions/0012)."""
-ALL_AT_ONCE = 8
-"""Whole answers are read in smaller batches by this, as each of their tokens has a score for all the vocabulary."""
-
-
-def supports(config: SearchConfig, wishes: Iterable[Wish] | None = None) -> str | None:
-    """Why CTranslate2 would not find the same, in one phrase; None where it does."""
-    wishes, beams = list(wishes or ()), config.beams > 1
-    # What it leaves out, it leaves out before probabilities are computed. One beam takes the likeliest either way.
-    shared = "with several beams, and it shares out the probability of what may not come"
-    reasons = {
-        "sample = true draws other tokens there": config.sample,
-        f"groups = {config.groups}, and it has none": config.groups > 1,
-        f'stop = "{config.stop}", and it knows "full" only': config.stop != "full",
-        f"coverage_penalty = {config.coverage_penalty:g}, and where a forced end looks it does not tell": (
-            config.coverage_penalty > 0
-        ),
-        "sequences that must occur, and it does not search for them": any(any(wish.within) for wish in wishes),
-        "a wish has the end in it": any(END in ids for wish in wishes for ids in [wish.prefix, *wish.without]),
-        "a prefix with several beams, of which only the best may end right behind it there": (
-            beams and any(wish.prefix for wish in wishes)
-        ),
-        f"min_ratio = {config.min_ratio:g} {shared}": beams and config.min_ratio > 0,
-        f"sequences to avoid {shared}": beams and any(any(wish.without) for wish in wishes),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-class Task(NamedTuple):
-    """What is asked for one source."""
-
-    source: Sequence[int]
-    wish: Wish
-    limit: int
-    """Tokens of the longest answer, its end among them."""
-    least: int
-    """Tokens of the shortest, without the end."""
-
-    @property
-    def kind(self) -> tuple[int, bool, list[list[int]]]:
-        """CTranslate2 takes these for a whole batch only."""
-        return self.least, bool(self.wish.prefix), self.wish.without
+TINY_PENALTY = 1e-30
+"""With a length penalty of 0, CTranslate2 stops as soon as the best hypothesis has ended. With this one it follows the
+usual rule, and the scores are the same."""
+SCORING_SHARE = 8
+"""Batches are smaller by this factor when whole answers are scored: each of their tokens has scores for the whole
+vocabulary."""
+LARGE_MODEL = 32 * 2**20
+"""Bytes of float32 weights from which threads are limited by memory, and share one batch until both modes are
+measured."""
 
 
 class Found(NamedTuple):
-    """A hypothesis, before it is an answer."""
+    """A hypothesis of CTranslate2."""
 
     ids: list[int]
     score: float | None = None
-    """By CTranslate2, where it is finished; nan where it was not asked for."""
+    """None if CTranslate2 did not finish it; nan if no score was requested."""
 
 
-class CTranslate2Search:
-    """A model that `convert` wrote, with its search, on the processor."""
+class CTranslate2Backend:
+    """A model that `ctranslate2_format.convert` wrote, on the CPU."""
+
+    device = "cpu"
 
     def __init__(
         self,
         folder: Path | str,
-        compute_type: Precision = "float32",
+        precision: Precision = "float32",
+        *,
         threads: int | None = None,
         shortlist: Path | None = None,
+        batch_tokens: int = 8192,
+        thread_modes: Path | None = None,
     ) -> None:
-        """`compute_type` need not be what the folder was written in. `threads`: None for as many as there are
-        processors. `shortlist`: the file of one, by which it then searches."""
-        package, folder = optional_import("ctranslate2", extra="fast"), Path(folder)
+        """`precision` may differ from that of the folder. `threads`: by default, one for each available processor.
+        `shortlist`: its file. `batch_tokens`: source tokens of a batch, times beams. `thread_modes`: the file of
+        measurements (`sightline.backends.thread_modes`), by default in the user's cache."""
+        self._folder, self._precision, self._shortlist = Path(folder), precision, shortlist
+        self.exact, self.batch_tokens = precision == "float32" and shortlist is None, batch_tokens
+        library, files = optional_import("ctranslate2", extra="fast"), self._files()
         try:
-            files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
             about = json.loads(files["config.json"])
-            self._room: int = about["sightline"]["max_length"]
-            self._end: bool = about["sightline"].get("source_end", True)
+            self._max_length: int = about["sightline"]["max_length"]
             sides = ["shared"] * 2 if "shared_vocabulary.json" in files else ["source", "target"]
             self._source_names, self._names = (json.loads(files[f"{side}_vocabulary.json"]) for side in sides)
+            self._model_bytes = len(files["model.bin"])
+            # CTranslate2 skips a source that is only the end token. It reads it under a name that it does not know.
+            self._source_names[END] = new_name(about["eos_token"], self._source_names)
+        except (LookupError, TypeError, ValueError):
+            raise self._invalid() from None
+        self._ids = {name: i for i, name in enumerate(self._names)}
+        self._choices = len(self._names) if shortlist is None else self._count_choices(files[SHORTLIST])
+        available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._threads = available if threads is None else threads
+        share = self._threads > 1 and precision == "float32" and self._model_bytes >= LARGE_MODEL
+        self._modes = ThreadModes(
+            "intra" if share else "inter",
+            f"{processor()}, {self._threads} threads, CTranslate2 {library.__version__}, "
+            f"model of {self._model_bytes} bytes, {precision}{', shortlist' if shortlist else ''}",
+            thread_modes or default_file(),
+        )
+        if self._threads == 1:
+            self._modes.restrict("inter")
+        self._loading = threading.Lock()
+        self._translators = {self._modes.first: self._open(self._modes.first, files)}
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the weights in memory."""
+        return self._model_bytes * len(self._translators)
+
+    def reason_not(self, requests: Sequence[Request], options: SearchConfig) -> str | None:
+        """Return why CTranslate2 cannot find the same answers, or None if it can."""
+        several, constraints = options.beams > 1, [request.constraints for request in requests]
+        # With one beam, tokens that are excluded before the softmax do not change the answer.
+        renormalised = "with several beams: it renormalises the probabilities of the other tokens"
+        reasons = {
+            "it draws other samples": options.sample,
+            f"`groups` = {options.groups}: it has no groups": options.groups > 1,
+            f'`stop` = "{options.stop}": it knows "full" only': options.stop != "full",
+            f"`coverage_penalty` = {options.coverage_penalty:g}: it does not return the attention of a forced end": (
+                options.coverage_penalty > 0
+            ),
+            "a request without a source": not all(request.source for request in requests),
+            "a request with text that the answer continues": any(request.given != [START] for request in requests),
+            "`require`: it has no such constraint": any(any(each.require) for each in constraints),
+            "a constraint that contains the end token": any(
+                END in ids for each in constraints for ids in [each.prefix, *each.forbid]
+            ),
+            "`prefix` with several beams: only its best hypothesis can end right after the prefix": (
+                several and any(each.prefix for each in constraints)
+            ),
+            f"a minimum length {renormalised}": several and any(request.limits.least for request in requests),
+            f"`forbid` {renormalised}": several and any(any(each.forbid) for each in constraints),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
+    def steps(
+        self,
+        requests: Sequence[Request],
+        options: SearchConfig,
+        *,
+        streamed: Collection[int] = (),  # noqa: ARG002 - answers come whole
+        cancelled: Collection[int] = (),
+        eager: bool = False,  # noqa: ARG002
+        log_probs: bool = True,
+    ) -> Iterator[StepUpdate]:
+        """Search and yield the answers of each batch when it is done, without tokens. `cancelled`: requests to skip;
+        may grow during the search.
+
+        CTranslate2 returns no log-probabilities of tokens, so all answers are scored after the search. If `log_probs`
+        is false this is skipped, `Hypothesis.log_probs` is empty, and with one beam the score is nan.
+        """
+        reason = self.reason_not(requests, options)
+        if reason is not None:
+            raise ConfigError(f"CTranslate2 cannot run this search: {reason}. Use the backend torch.")
+        if 2 * options.beams > self._choices - len(NEVER):
+            raise ConfigError(
+                f"`beams` = {options.beams} is too large for a vocabulary of {self._choices}. "
+                f"Use at most {(self._choices - len(NEVER)) // 2}.",
+                option="beams",
+                value=options.beams,
+            )
+        for request in requests:
+            self._check(request)
+        for batch in _batches(requests, self.batch_tokens // options.beams):
+            kept = [i for i in batch if i not in cancelled]
+            if kept:
+                found = self._answers([requests[i] for i in kept], options, log_probs)
+                yield StepUpdate({}, dict(zip(kept, found, strict=True)))
+
+    def search(
+        self, requests: Sequence[Request], options: SearchConfig, *, log_probs: bool = True
+    ) -> list[list[Hypothesis]]:
+        """Return the best answers to each request, best first."""
+        answers: dict[int, list[Hypothesis]] = {}
+        for update in self.steps(requests, options, log_probs=log_probs):
+            answers |= update.answers
+        return [answers[i] for i in range(len(requests))]
+
+    def score(self, requests: Sequence[Request], answers: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return the log-probability of each token of each answer, and of the end after it."""
+        for request in requests:
+            self._check(request)
+        pairs = [(request.source, list(answer)) for request, answer in zip(requests, answers, strict=True)]
+        found: list[list[float]] = [[] for _ in pairs]
+        order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
+        while order:
+            longest = len(pairs[order[0]][0]) + len(pairs[order[0]][1]) + 1
+            count = max(1, self.batch_tokens // SCORING_SHARE // longest)
+            batch, order = order[:count], order[count:]
+            for i, log_probs in zip(batch, self._log_probs([pairs[i] for i in batch]), strict=True):
+                found[i] = log_probs
+        return found
+
+    # --- Loading
+
+    def _files(self) -> dict[str, bytes]:
+        """Read the folder and the shortlist."""
+        try:
+            files = {path.name: path.read_bytes() for path in self._folder.iterdir() if path.is_file()}
+            about = json.loads(files["config.json"])
             files["config.json"] = json.dumps({**about, "unk_token": about["eos_token"]}).encode()
         except (OSError, LookupError, TypeError, ValueError):
-            raise CheckpointError(f"{folder}: this is no model that was converted for CTranslate2.") from None
-        self._ids = {name: i for i, name in enumerate(self._names)}
-        self._fewest = len(self._names)
-        """Tokens there are to choose from."""
-        self._short = shortlist is not None
-        if shortlist is not None:
-            files[SHORTLIST] = self._read_shortlist(shortlist)
-        # A source that is nothing but the end it does not read; by a name that it does not know, the end is read.
-        self._source_names[END] = new_name(about["eos_token"], self._source_names)
-        there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = threads or there
-        self._parts = min(threads, MOST_PARTS)
-        options = {"inter_threads": self._parts, "intra_threads": max(1, threads // self._parts)}
-        of_torch = torch.get_num_threads()
-        try:
-            self._translator = package.Translator(
-                str(folder), files=files, device="cpu", compute_type=compute_type, **options
-            )
-        except (RuntimeError, ValueError) as error:
-            raise CheckpointError(f"{folder}: CTranslate2 cannot use this model: {error}.") from None
-        finally:
-            torch.set_num_threads(of_torch)  # it gives its own number to whoever makes it
+            raise self._invalid() from None
+        if self._shortlist is not None:
+            try:
+                files[SHORTLIST] = self._shortlist.read_bytes()
+            except OSError:
+                raise InputError(
+                    f"`shortlist` not found: {self._shortlist}. Run `sightline shortlist` to learn one.",
+                    option="shortlist",
+                    value=self._shortlist,
+                ) from None
+        return files
 
-    def _read_shortlist(self, path: Path) -> bytes:
-        try:
-            text = path.read_bytes()
-        except OSError:
-            raise InputError(
-                f"{path}: there is no shortlist beside the model; sightline shortlist makes one."
-            ) from None
-        source, _, always = text.partition(b"\n")[0].partition(b"\t")
+    def _invalid(self) -> CheckpointError:
+        return CheckpointError(f"{self._folder}: not a model converted for CTranslate2.", value=self._folder)
+
+    def _count_choices(self, shortlist: bytes) -> int:
+        """Return the number of tokens that a shortlist always allows, after a check of its first line."""
+        source, _, always = shortlist.partition(b"\n")[0].partition(b"\t")
         ids = [self._ids.get(name, -1) for name in always.decode("utf-8", "replace").split(" ")]
         if source or not {*NEVER, END} <= set(ids) or -1 in ids:
-            raise InputError(f"{path}: this is no shortlist for the vocabulary of the model; make it anew.")
-        self._fewest = len(ids)
-        return text
+            raise InputError(
+                f"`shortlist` is not for the vocabulary of the model: {self._shortlist}. Learn it again.",
+                option="shortlist",
+                value=self._shortlist,
+            )
+        return len(ids)
 
-    def find(
-        self,
-        sources: Sequence[Sequence[int]],
-        config: SearchConfig,
-        wishes: Sequence[Wish] | None = None,
-        *,
-        log_probs: bool = True,
-        budget: int = 8192,
-    ) -> list[list[Hypothesis]]:
-        """For every source (ids without END) its best answers, best first, in the order of the sources.
+    def _open(self, mode: ThreadMode, files: dict[str, bytes]) -> Any:
+        together = mode == "intra"
+        torch_threads = torch.get_num_threads()
+        try:
+            return optional_import("ctranslate2", extra="fast").Translator(
+                str(self._folder),
+                files=files,
+                device=self.device,
+                compute_type=self._precision,
+                inter_threads=1 if together else self._threads,
+                intra_threads=self._threads if together else 1,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointError(
+                f"{self._folder}: CTranslate2 cannot load this model: {error}.", value=self._folder
+            ) from None
+        finally:
+            torch.set_num_threads(torch_threads)  # the constructor changes the number of the calling thread
 
-        `log_probs`: have those of each token, and by them the scores. It does not tell them while it searches, and must
-        read all answers once more. Without, it is faster; `Hypothesis.log_probs` is empty, and the scores are its own.
-        One beam needs no scores to search, and then has none (nan), which again is faster.
-        `budget`: tokens of all hypotheses' sources in a batch.
-        """
-        wishes = [Wish()] * len(sources) if wishes is None else wishes
-        reason = supports(config, wishes)
-        if reason is not None:
-            raise ConfigError(f"CTranslate2 does not search like this: {reason}.")
-        if 2 * config.beams > self._fewest - len(NEVER):
-            raise ConfigError(f"beams = {config.beams} are too many for a vocabulary of {self._fewest}.")
-        tasks = [self._task(ids, wish, config) for ids, wish in zip(sources, wishes, strict=True)]
-        answers: list[list[Hypothesis]] = [[] for _ in tasks]
-        unknown: list[tuple[int, list[int]]] = []
-        for batch in _batches(tasks, budget // config.beams):
-            for i, found in zip(batch, self._search([tasks[i] for i in batch], config, log_probs), strict=True):
-                for ids, score in found:
-                    if score is None or log_probs:
-                        unknown.append((i, ids))
-                    else:
-                        answers[i].append(Hypothesis(ids, score, []))
-        for i, ids, logs in self._scored(tasks, unknown, budget // ALL_AT_ONCE):
-            score = sum(logs) / len(logs) ** config.length_penalty
-            answers[i].append(Hypothesis(ids, score, logs if log_probs else []))
-        return [sorted(answer, key=lambda one: -one.score)[: config.nbest] for answer in answers]
-
-    def _task(self, source: Sequence[int], wish: Wish, config: SearchConfig) -> Task:
-        if len(with_end(source, self._end)) > self._room:
-            most = self._room - self._end
-            raise InputError(f"a source of {len(source)} tokens is too long: the model reads at most {most}.")
-        return Task(source, wish, *bounds(len(source) + 1, config, wish, self._room))
-
-    def _search(self, tasks: list[Task], config: SearchConfig, log_probs: bool) -> list[list[Found]]:
-        """The hypotheses of each task that can be among its best, as ids without the end."""
-        longest = max(task.limit for task in tasks) - 1  # there the end must come, and CTranslate2 would not know
-        scored = log_probs or config.beams > 1
-        results = self._run(tasks, longest, config, penalty=config.length_penalty, scored=scored)
-        answers = []
-        for task, found in zip(tasks, results, strict=True):
-            if all(ids[-1:] == [END] and len(ids) < task.limit for ids, _ in found):
-                answers.append([Found(ids[:-1], score) for ids, score in found[: config.nbest]])
-            elif config.beams == 1:
-                answers.append([Found(found[0].ids[: task.limit - 1])])
+    def _translator(self, kind: str | None) -> tuple[ThreadMode, Any]:
+        """Return the translator for a kind of batches; without one, any that is loaded."""
+        with self._loading:
+            loaded, needed = self._translators, self._modes.needed()
+            if kind is None:
+                mode = next((each for each in loaded if each in needed), next(iter(loaded)))
             else:
-                answers.append([Found(ids) for ids in self._to_the_limit(task, config)])
+                mode = self._modes.choose(kind, loaded)
+            if mode not in loaded:
+                try:
+                    loaded[mode] = self._open(mode, self._files())
+                except (SightlineError, MemoryError):
+                    mode = next(iter(loaded))
+                    self._modes.restrict(mode)
+            for other in [each for each in loaded if needed and each not in needed | {mode}]:
+                del loaded[other]
+            return mode, loaded[mode]
+
+    # --- Searching
+
+    def _check(self, request: Request) -> None:
+        if len(request.source) > self._max_length:
+            raise InputError(
+                f"The source has {len(request.source)} tokens; this model reads at most {self._max_length}.",
+                value=len(request.source),
+            )
+
+    def _answers(self, requests: list[Request], options: SearchConfig, log_probs: bool) -> list[list[Hypothesis]]:
+        """Return the answers to a batch of one kind."""
+        found = self._search(requests, options, scored=log_probs or options.beams > 1)
+        answers: list[list[Hypothesis]] = [[] for _ in requests]
+        unscored: list[tuple[int, list[int]]] = []
+        for i, hypotheses in enumerate(found):
+            for ids, score in hypotheses:
+                if score is None or log_probs:
+                    unscored.append((i, ids))
+                else:
+                    answers[i].append(Hypothesis(ids, score, []))
+        rows = self.score([requests[i] for i, _ in unscored], [ids for _, ids in unscored])
+        for (i, ids), row in zip(unscored, rows, strict=True):
+            total = sum(row) / len(row) ** options.length_penalty
+            answers[i].append(Hypothesis(ids, total, row if log_probs else []))
+        return [sorted(each, key=lambda one: -one.score)[: options.nbest] for each in answers]
+
+    def _search(self, requests: list[Request], options: SearchConfig, *, scored: bool) -> list[list[Found]]:
+        """Return the hypotheses that can be among the best answers to each request."""
+        longest = max(request.limits.most for request in requests) - 1  # the last token must be the end
+        results = self._run(requests, longest, options, penalty=options.length_penalty, scored=scored, timed=True)
+        answers = []
+        for request, found in zip(requests, results, strict=True):
+            most = request.limits.most
+            if all(one.ids[-1:] == [END] and len(one.ids) < most for one in found):
+                answers.append([Found(ids[:-1], score) for ids, score in found[: options.nbest]])
+            elif options.beams == 1:
+                answers.append([Found(found[0].ids[: most - 1])])
+            else:
+                answers.append([Found(ids) for ids in self._search_to_the_limit(request, options)])
         return answers
 
-    def _to_the_limit(self, task: Task, config: SearchConfig) -> list[list[int]]:
-        """The hypotheses of a sentence that is not over where only the end may come: what has ended by then, and what
-        must end there.
+    def _search_to_the_limit(self, request: Request, options: SearchConfig) -> list[list[int]]:
+        """Return the hypotheses of a sentence that is not done one token before its limit: those that have ended, and
+        those that must end there.
 
-        CTranslate2 tells of all that ended; of what grows, it tells what ranks among the beams. So where nothing ended,
-        this is all that grows. From the last such length we go on by ourselves. All this among all tokens: it may well
-        be a shortlist that has kept the sentence from its end.
+        CTranslate2 returns all hypotheses that ended, and of the others those that rank among the beams. So at a length
+        at which none ended, it returns all others. From the last such length, this method continues by itself. It uses
+        the whole vocabulary: the shortlist may be the reason why the sentence did not end.
         """
-        last, beams, enough = task.limit - 1, config.beams, config.enough(config.beams)
-        patient = config.model_copy(update={"patience": float(task.limit)})
-        (found,) = self._run([task], last, patient, short=False)
+        last, beams, most = request.limits.most - 1, options.beams, options.enough(options.beams)
+        patient = options.model_copy(update={"patience": float(request.limits.most)})
+        (found,) = self._run([request], last, patient, shortlist=False)
         ended = sorted((ids for ids, _ in found if ids[-1:] == [END]), key=len)
-        if len(ended) >= enough:  # it was over after all; what only grew has hidden some of what had ended
-            over = len(ended[enough - 1])
-            return [ids[:-1] for ids in ended if len(ids) <= over]
+        if len(ended) >= most:  # the search was done before; unfinished hypotheses hid some of the finished ones
+            done = len(ended[most - 1])
+            return [ids[:-1] for ids in ended if len(ids) <= done]
         start = max(set(range(last + 1)) - {len(ids) for ids in ended})
         if start < last:
-            (found,) = self._run([task], start, patient, short=False)
-        living = [ids for ids, _ in found if ids[-1:] != [END]]
-        totals = np.array([sum(logs[:-1]) for logs in self._log_probs([(task.source, ids) for ids in living])])
+            (found,) = self._run([request], start, patient, shortlist=False)
+        alive = [ids for ids, _ in found if ids[-1:] != [END]]
+        totals = np.array([sum(row[:-1]) for row in self._log_probs([(request.source, ids) for ids in alive])])
         for _ in range(start, last):
-            total = totals[:, None] + self._next(task.source, living)
+            total = totals[:, None] + self._next(request.source, alive)
             best = np.argsort(-total, axis=None, kind="stable")[:beams]
             rows, tokens = np.unravel_index(best, total.shape)
-            living = [[*living[row], token] for row, token in zip(rows.tolist(), tokens.tolist(), strict=True)]
+            alive = [[*alive[row], token] for row, token in zip(rows.tolist(), tokens.tolist(), strict=True)]
             totals = total[rows, tokens]
-        return [*(ids[:-1] for ids in ended), *living]
+        return [*(ids[:-1] for ids in ended), *alive]
 
     def _run(
         self,
-        tasks: Sequence[Task],
+        requests: Sequence[Request],
         length: int,
-        config: SearchConfig,
+        options: SearchConfig,
         *,
         penalty: float = 0.0,
-        short: bool = True,
+        shortlist: bool = True,
         scored: bool = True,
+        timed: bool = False,
     ) -> list[list[Found]]:
-        """CTranslate2's own search for tasks of one kind: the hypotheses of each, best first. Those that do not end in
-        END had come to this length. `short`: by the shortlist, if there is one and nothing is wished: of other tokens
-        than the special ones it does not remember, from one batch to the next, where in the shortlist they stand."""
+        """Return the hypotheses of CTranslate2's own search for requests of one kind, best first. Those that do not end
+        in END have reached this length.
+
+        Constraints switch the shortlist off: CTranslate2 keeps positions of constrained tokens in the shortlist from
+        one batch to the next. `timed`: measure thread modes.
+        """
         if not length:
-            return [[Found([])] for _ in tasks]
-        least, prefixed, without = tasks[0].kind
-        results = self._translator.translate_batch(
-            [self._source(task.source) for task in tasks],
-            [self._target(task.wish.prefix) for task in tasks] if prefixed else None,
-            beam_size=config.beams,
-            num_hypotheses=config.enough(config.beams),
-            patience=config.patience,
-            length_penalty=penalty or NEARLY_ZERO,
-            suppress_sequences=[self._target(ids) for ids in [*([i] for i in NEVER), *without] if ids],
+            return [[Found([])] for _ in requests]
+        least, prefixed, forbid = _kind(requests[0])
+        kind = batch_kind(options.beams, len(requests)) if timed else None
+        mode, translator = self._translator(kind)
+        began = time.perf_counter()
+        results = translator.translate_batch(
+            [self._source(request.source) for request in requests],
+            [self._target(request.constraints.prefix) for request in requests] if prefixed else None,
+            beam_size=options.beams,
+            num_hypotheses=options.enough(options.beams),
+            patience=options.patience,
+            length_penalty=penalty or TINY_PENALTY,
+            suppress_sequences=[self._target(ids) for ids in [*([i] for i in NEVER), *forbid] if ids],
             min_decoding_length=least,
             max_decoding_length=length,
             max_input_length=0,
-            return_end_token=True,  # so it counts in the length
-            use_vmap=self._short and short and not prefixed and not without,
+            return_end_token=True,  # so that it counts in the length
+            use_vmap=self._shortlist is not None and shortlist and not prefixed and not forbid,
             return_scores=scored,
-            max_batch_size=-(-len(tasks) // self._parts),
+            max_batch_size=self._part(mode, len(requests)),
         )
+        if kind is not None:
+            tokens = sum(len(request.source) for request in requests) + sum(len(r.hypotheses[0]) for r in results)
+            self._modes.record(kind, mode, time.perf_counter() - began, tokens)
         return [
             [
                 Found([self._ids[name] for name in names], score)
@@ -288,14 +388,15 @@ class CTranslate2Search:
             for result in results
         ]
 
-    def _next(self, source: Sequence[int], living: list[list[int]]) -> NDArray[np.float64]:
-        """Log-probabilities of the words that could follow each of these hypotheses, which have one length."""
-        results = self._translator.translate_batch(
-            [self._source(source)] * len(living),
-            [self._target(ids) for ids in living],
+    def _next(self, source: Sequence[int], alive: list[list[int]]) -> NDArray[np.float64]:
+        """Return the log-probabilities of the tokens that can follow each of these hypotheses of one length."""
+        _, translator = self._translator(None)
+        results = translator.translate_batch(
+            [self._source(source)] * len(alive),
+            [self._target(ids) for ids in alive],
             beam_size=1,
             min_decoding_length=0,
-            max_decoding_length=len(living[0]) + 1,
+            max_decoding_length=len(alive[0]) + 1,
             max_input_length=0,
             return_logits_vocab=True,
         )
@@ -305,42 +406,39 @@ class CTranslate2Search:
         logits[:, [*NEVER, END]] = -math.inf
         return logits
 
-    def _scored(
-        self, tasks: Sequence[Task], pairs: list[tuple[int, list[int]]], budget: int
-    ) -> Iterator[tuple[int, list[int], list[float]]]:
-        """Numbers of tasks, and hypotheses for them, with the log-probabilities of these."""
-        pairs = sorted(pairs, key=lambda pair: -len(tasks[pair[0]].source) - len(pair[1]))
-        while pairs:
-            i, ids = pairs[0]
-            count = max(1, budget // (len(tasks[i].source) + len(ids) + 2))
-            batch, pairs = pairs[:count], pairs[count:]
-            log_probs = self._log_probs([(tasks[i].source, ids) for i, ids in batch])
-            for (i, ids), logs in zip(batch, log_probs, strict=True):
-                yield i, ids, logs
-
     def _log_probs(self, pairs: Sequence[tuple[Sequence[int], list[int]]]) -> list[list[float]]:
-        """Of each token of an answer to a source, and of its end."""
-        results = self._translator.score_batch(
+        """Return the log-probabilities of the tokens of each answer to a source, and of its end."""
+        mode, translator = self._translator(None)
+        results = translator.score_batch(
             [self._source(source) for source, _ in pairs],
             [self._target(ids) for _, ids in pairs],
             max_input_length=0,
-            max_batch_size=-(-len(pairs) // self._parts),
+            max_batch_size=self._part(mode, len(pairs)),
         )
         return [list(result.log_probs) for result in results]
 
+    def _part(self, mode: ThreadMode, sentences: int) -> int:
+        """Return the batch size of a thread; 0 does not split the batch."""
+        return 0 if mode == "intra" else -(-sentences // self._threads)
+
     def _source(self, ids: Sequence[int]) -> list[str]:
-        return [self._source_names[i] for i in with_end(ids, self._end)]
+        return [self._source_names[i] for i in ids]
 
     def _target(self, ids: Iterable[int]) -> list[str]:
         return [self._names[i] for i in ids]
 
 
-def _batches(tasks: Sequence[Task], budget: int) -> Iterator[list[int]]:
-    """Tasks of one kind and of like length, the longest first."""
-    order = sorted(range(len(tasks)), key=lambda i: (tasks[i].kind, -len(tasks[i].source)))
+def _kind(request: Request) -> tuple[int, bool, list[list[int]]]:
+    """Return the options that CTranslate2 has for a whole batch only."""
+    return request.limits.least, bool(request.constraints.prefix), request.constraints.forbid
+
+
+def _batches(requests: Sequence[Request], tokens: int) -> Iterator[list[int]]:
+    """Yield batches of requests of one kind and of similar length, the longest first."""
+    order = sorted(range(len(requests)), key=lambda i: (_kind(requests[i]), -len(requests[i].source)))
     while order:
-        first = tasks[order[0]]
-        count = max(1, budget // (len(first.source) + 1))
-        batch = [i for i in order[:count] if tasks[i].kind == first.kind]
+        first = requests[order[0]]
+        count = max(1, tokens // len(first.source))
+        batch = [i for i in order[:count] if _kind(requests[i]) == _kind(first)]
         yield batch
         order = order[len(batch) :]

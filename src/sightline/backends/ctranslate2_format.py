@@ -1,8 +1,8 @@
-"""CTranslate2's format: our models as folders that the library CTranslate2 runs, with their shortlists.
+"""Models in the format of the library CTranslate2, and their shortlists.
 
-The files hold the same numbers as the model, or rounded to int8. Ids are the same as well: a token of CTranslate2's
-vocabulary is the piece that ours has for the id. So the folder also serves programs that know CTranslate2 alone (a
-source ends in the end token, unless the model says source_end = false).
+A folder holds the weights of the model, or the same rounded to int8. Its ids are those of our tokenizer: each token of
+CTranslate2's vocabulary is our piece of the same id. Programs that use CTranslate2 without Sightline can run the
+folder; they must end each source with the end token, unless the model has `source_end` = false.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ from sightline.text.tokenizer import Tokenizer
 __all__ = [
     "ACTIVATIONS",
     "Precision",
-    "beside",
     "convert",
+    "converted_folder",
+    "model_spec",
     "new_name",
     "save_shortlist",
-    "spec_of",
 ]
 
 Precision = Literal["float32", "int8"]
@@ -38,24 +38,25 @@ Precision = Literal["float32", "int8"]
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh", "swish": "SWISH", "swiglu": "SWISH"}
 
 
-def beside(path: ModelFolder, model: EncoderDecoder, tokenizer: Tokenizer, precision: Precision = "float32") -> Path:
-    """The converted model beside a model's own files (of a shipped one, in the user's cache), one for each precision,
-    made when it is first asked for, and anew when the weights are others. Where nothing can be written, it is a
-    CheckpointError."""
+def converted_folder(
+    path: ModelFolder, model: EncoderDecoder, tokenizer: Tokenizer, precision: Precision = "float32"
+) -> Path:
+    """Return the folder of a model in this format. The model is converted at the first call, and again after its
+    weights have changed."""
     folder = path.converted(precision)
     weights = path.weights.stat()
     stamp = f"{weights.st_size} {weights.st_mtime_ns}"
     mark = folder / "made-from.txt"
-    if _says(mark, stamp):
+    if _has_text(mark, stamp):
         return folder
-    with _alone(folder):
-        if not _says(mark, stamp):  # nobody made it while we waited
+    with _locked(folder):
+        if not _has_text(mark, stamp):  # another process can have converted it meanwhile
             convert(model, tokenizer, folder, quantization=precision)
             mark.write_text(stamp, "utf-8")
     return folder
 
 
-def _says(file: Path, text: str) -> bool:
+def _has_text(file: Path, text: str) -> bool:
     try:
         return file.read_text("utf-8") == text
     except OSError:
@@ -63,14 +64,14 @@ def _says(file: Path, text: str) -> bool:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Of several who want to make a folder at the same time, one after the other."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time write a folder."""
     with contextlib.ExitStack() as stack:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(folder.with_name(f".{folder.name}.lock").open("ab"))
         except OSError as error:
-            raise CheckpointError(f"{folder}: the model cannot be written: {error.strerror}.") from None
+            raise CheckpointError(f"{folder}: cannot be written: {error.strerror}.", value=folder) from None
         lock(file, wait=True)
         yield
 
@@ -82,19 +83,20 @@ def convert(
     *,
     quantization: Precision = "float32",
 ) -> None:
-    """Write a model in CTranslate2's format, its vocabulary beside it. The folder is there whole or not at all; an
-    older one of this kind is replaced."""
+    """Write a model and its vocabulary. The folder is written completely or not at all; an older one is replaced."""
     specs, folder, config = optional_import("ctranslate2", extra="fast").specs, Path(folder).absolute(), model.config
-    _refuse(config)
+    _check_convertible(config)
     for side, size in ((tokenizer, config.vocab_size), (tokenizer.source, config.source_vocab_size)):
         if side.size > (size or config.vocab_size):
-            raise InputError(f"a vocabulary of {side.size} does not fit a model of {config.vocab_size} tokens.")
+            raise InputError(
+                f"The vocabulary has {side.size} tokens, the model {size or config.vocab_size}.", value=side.size
+            )
     source = _names(tokenizer.source, config.source_vocab_size or config.vocab_size)
     with replacing_folder(folder, "model.bin", "converted") as draft:
-        spec = spec_of(specs, model)
-        _tell(spec, config, source, _names(tokenizer, config.vocab_size))
+        spec = model_spec(specs, model)
+        _describe(spec, config, source, _names(tokenizer, config.vocab_size))
         spec.validate()
-        for variable in spec.variables().values():  # copies, as weights are rounded in place
+        for variable in spec.variables().values():  # they are rounded in place
             variable.array = variable.array.copy()
         spec.optimize(quantization=quantization)
         spec.save(str(draft))
@@ -103,7 +105,8 @@ def convert(
 
 
 def save_shortlist(shortlist: Shortlist, tokenizer: Tokenizer, folder: Path | str) -> None:
-    """Write a shortlist beside a model. A token with blanks in its name has no place in the format, and is left out."""
+    """Write a shortlist into the folder of a model. Tokens with white space in their names are left out: the format
+    cannot contain them."""
     names, path = _names(tokenizer, tokenizer.size), Path(folder) / SHORTLIST
     plain = [_plain(name) for name in names]
     rows = [("", shortlist.always.tolist())]
@@ -117,21 +120,25 @@ def _plain(name: str) -> bool:
     return name.split() == [name]
 
 
-def _refuse(config: ModelConfig) -> None:
+def _check_convertible(config: ModelConfig) -> None:
     if config.architecture != "encoder-decoder":
         raise ConfigError(
-            f'architecture = "{config.architecture}" cannot be converted for CTranslate2; only "encoder-decoder" can.'
+            f'CTranslate2 needs `model.architecture` = "encoder-decoder", got "{config.architecture}".',
+            option="model.architecture",
+            value=config.architecture,
         )
     if config.positions.kind == "rotary" and config.positions.frequencies != "paper":
         raise ConfigError(
-            f'positions.frequencies = "{config.positions.frequencies}" cannot be converted for CTranslate2 where '
-            'positions are rotary; only "paper" can.'
+            'With rotary positions, CTranslate2 needs `model.positions.frequencies` = "paper", got '
+            f'"{config.positions.frequencies}".',
+            option="model.positions.frequencies",
+            value=config.positions.frequencies,
         )
 
 
-def spec_of(specs: Any, model: EncoderDecoder) -> Any:
-    """A model in CTranslate2's words. Where the weights are in float32 on the processor, its arrays are those of the
-    model: what is written into them is written into the model."""
+def model_spec(specs: Any, model: EncoderDecoder) -> Any:
+    """Return CTranslate2's specification of a model, with its weights. If these are in float32 on the CPU, the arrays
+    share their memory: writing into an array changes the model."""
     config, kinds = model.config, specs.transformer_spec
     activation = getattr(specs.Activation, ACTIVATIONS[config.activation])
     spec = specs.TransformerSpec(
@@ -141,14 +148,14 @@ def spec_of(specs: Any, model: EncoderDecoder) -> Any:
     spec.encoder.embeddings[0].weight = _array(model.encoder.embedding.tokens.weight)
     spec.decoder.embeddings.weight = _array(model.decoder.embedding.tokens.weight)
     _linear(spec.decoder.projection, model.classifier)
-    for theirs, layer in zip(spec.decoder.layer, model.decoder.layers, strict=True):
+    for target, layer in zip(spec.decoder.layer, model.decoder.layers, strict=True):
         cross = layer.cross_attention
-        _attention(theirs.attention, [cross.query, cross.key_value], cross, layer.cross_attention_residual)
+        _attention(target.attention, [cross.query, cross.key_value], cross, layer.cross_attention_residual)
     return spec
 
 
-def _tell(spec: Any, config: ModelConfig, source: list[str], names: list[str]) -> None:
-    """What is written beside the weights."""
+def _describe(spec: Any, config: ModelConfig, source: list[str], names: list[str]) -> None:
+    """Set what the folder contains in addition to the weights."""
     spec.register_source_vocabulary(source)
     spec.register_target_vocabulary(names)
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = names[UNKNOWN], names[START], names[END]
@@ -159,11 +166,11 @@ def _tell(spec: Any, config: ModelConfig, source: list[str], names: list[str]) -
 
 
 def _stack(make: Any, stack: Stack, config: ModelConfig, size: StackConfig, activation: Any) -> Any:
-    """What encoder and decoder both have."""
+    """Return the specification of an encoder or decoder, without its token embeddings."""
     spec = make(
         size.layers,
         size.heads,
-        pre_norm=True,  # only so may we say whether there is a final norm
+        pre_norm=True,  # the option no_final_norm has no effect otherwise
         no_final_norm=not config.has_final_norm,
         activation=activation,
         layernorm_embedding=config.embedding_norm,
@@ -175,31 +182,31 @@ def _stack(make: Any, stack: Stack, config: ModelConfig, size: StackConfig, acti
     spec.pre_norm = config.norm == "pre"
     spec.scale_embeddings = config.scale_embedding
     if config.positions.kind != "rotary":
-        positions = stack.embedding.positions  # without a table, CTranslate2 would take sinusoids of its own
+        positions = stack.embedding.positions  # without a table, CTranslate2 adds its own sinusoids
         zeros = np.zeros((config.positions.max_length, config.d_model), np.float32)
         spec.position_encodings.encodings = zeros if positions is None else _array(positions.table)
     if config.embedding_norm:
         _norm(spec.layernorm_embedding, stack.embedding.norm)
     if config.has_final_norm:
         _norm(spec.layer_norm, stack.norm)
-    for theirs, layer in zip(spec.layer, stack.layers, strict=True):
+    for target, layer in zip(spec.layer, stack.layers, strict=True):
         own = layer.self_attention
-        _attention(theirs.self_attention, [own.query_key_value], own, layer.self_attention_residual)
-        _feed_forward(theirs.ffn, layer.feed_forward, layer.feed_forward_residual)
+        _attention(target.self_attention, [own.query_key_value], own, layer.self_attention_residual)
+        _feed_forward(target.ffn, layer.feed_forward, layer.feed_forward_residual)
     return spec
 
 
 def _attention(spec: Any, inputs: list[nn.Linear], ours: MultiHeadAttention, residual: Residual) -> None:
-    for theirs, linear in zip(spec.linear, [*inputs, ours.output], strict=True):
-        _linear(theirs, linear)
+    for target, linear in zip(spec.linear, [*inputs, ours.output], strict=True):
+        _linear(target, linear)
     _norm(spec.layer_norm, residual.norm)
 
 
 def _feed_forward(spec: Any, ours: FeedForward, residual: Residual) -> None:
     inner = [spec.linear_0, spec.linear_0_noact] if hasattr(spec, "linear_0_noact") else [spec.linear_0]
-    for i, theirs in enumerate(inner):  # of two, ours has the gate above the value
-        theirs.weight = _array(ours.inner.weight.chunk(len(inner))[i])
-        theirs.bias = _array(ours.inner.bias.chunk(len(inner))[i])
+    for i, target in enumerate(inner):  # our matrix has the rows of the gate before those of the value
+        target.weight = _array(ours.inner.weight.chunk(len(inner))[i])
+        target.bias = _array(ours.inner.bias.chunk(len(inner))[i])
     _linear(spec.linear_1, ours.outer)
     _norm(spec.layer_norm, residual.norm)
 
@@ -219,7 +226,7 @@ def _array(weight: Tensor) -> NDArray[np.float32]:
 
 
 def _names(tokenizer: Tokenizer, size: int) -> list[str]:
-    """A name for every id, each another: GPT-2 has one piece for start and end, and models have ids without a piece."""
+    """Return a distinct name for each id. GPT-2 has one piece for start and end, and some ids have no piece."""
     names: dict[str, None] = {}
     for i, piece in enumerate([*tokenizer.all_pieces(), *[""] * (size - tokenizer.size)]):
         names[new_name(piece or f"<{i}>", names)] = None
@@ -227,7 +234,7 @@ def _names(tokenizer: Tokenizer, size: int) -> list[str]:
 
 
 def new_name(name: str, known: Container[str]) -> str:
-    """A name that is not known, as near to this as can be."""
+    """Return the name, with apostrophes if it is known already."""
     while name in known:
         name += "'"
     return name

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.backends.ctranslate2_format import ACTIVATIONS, new_name, spec_of
+from sightline.backends.ctranslate2_format import ACTIVATIONS, model_spec, new_name
 from sightline.config import ModelConfig, PositionsConfig
 from sightline.errors import CheckpointError, ConfigError
 from sightline.files import optional_import, parse_json_object
@@ -441,7 +441,7 @@ def _table(theirs: Variables, name: str, d_model: int) -> PositionsConfig:
 def _fill(model: EncoderDecoder, theirs: Variables) -> None:
     """Put the numbers of a file into a model; each must have its place, and each place its numbers."""
     config, where = model.config, theirs.where
-    spec = spec_of(optional_import("ctranslate2", extra="fast").specs, model).variables()
+    spec = model_spec(optional_import("ctranslate2", extra="fast").specs, model).variables()
     tables = {f"{side}/position_encodings/encodings" for side in ("encoder", "decoder")}
     told = {"with_source_bos", "with_source_eos", "with_target_bos", "user_decoder_start_tokens"}
     told |= {"decoder/start_from_zero_embedding", "unk_token", "bos_token", "eos_token"}

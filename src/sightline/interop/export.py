@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from sightline.backends.ctranslate2 import CTranslate2Search
+from sightline.backends.ctranslate2 import CTranslate2Backend
 from sightline.backends.ctranslate2_format import convert
-from sightline.config import SearchConfig
+from sightline.config import ModelConfig, SearchConfig
 from sightline.data.builtin import generate
 from sightline.errors import CheckpointError, ConfigError
 from sightline.files import optional_import, replacing_folder
@@ -20,10 +20,11 @@ from sightline.model.transformer import EncoderDecoder
 from sightline.model_folder import SHORTLIST
 from sightline.search.find import find
 from sightline.search.score import force
+from sightline.search.types import Limits, Request
 from sightline.special import END, UNKNOWN
-from sightline.text.tokenizer import Tokenizer
+from sightline.text.tokenizer import Tokenizer, with_end
 
-__all__ = ["KINDS", "Difference", "export"]
+__all__ = ["KINDS", "Difference", "export", "requests"]
 
 Kind = Literal["huggingface", "ctranslate2", "onnx"]
 Precision = Literal["float32", "int8"]
@@ -82,6 +83,13 @@ def export(
     return found
 
 
+def requests(sources: Sequence[Sequence[int]], config: ModelConfig, options: SearchConfig) -> list[Request]:
+    """Return the requests to translate sources (ids without END)."""
+    room = config.positions.max_length
+    most = [min(int(options.max_ratio * (len(ids) + 1)) + options.max_extra, room) for ids in sources]
+    return [Request(with_end(ids, config.source_end), Limits(n)) for ids, n in zip(sources, most, strict=True)]
+
+
 def _texts() -> list[str]:
     return [pair.source for pair in islice(generate("test", 12), 12)]
 
@@ -95,7 +103,8 @@ def _sources(tokenizer: Tokenizer) -> list[list[int]]:
 
 def _as_ctranslate2(folder: Path, model: EncoderDecoder, tokenizer: Tokenizer, precision: Precision) -> Difference:
     sources = _sources(tokenizer)
-    theirs = [best for best, *_ in CTranslate2Search(folder, precision).find(sources, GREEDY, log_probs=True)]
+    backend = CTranslate2Backend(folder, precision)
+    theirs = [best for best, *_ in backend.search(requests(sources, model.config, GREEDY), GREEDY)]
     answers = [best.ids for best in theirs]
     return _difference(model, sources, answers, [best.log_probs for best in theirs])
 
