@@ -15,12 +15,14 @@ import torch
 import typer.main
 
 from sightline.cli.main import app
-from sightline.config import Config, ModelConfig, Options, SearchConfig, options
+from sightline.config import Config, ModelConfig, SearchConfig
 from sightline.model.transformer import build
+from sightline.options import Options, option_fields
 from sightline.trace.record import tracing
 
 MODULES = [
     "sightline.config",
+    "sightline.options",
     "sightline.model.transformer",
     "sightline.model.mask",
     "sightline.model.cache",
@@ -124,7 +126,7 @@ def config() -> str:
 
 def _options(group: type[Options]) -> Iterator[str]:
     yield from ("| option | default | values | meaning |", "|---|---|---|---|")
-    for name, field in options(group):
+    for name, field in option_fields(group):
         help_text = " ".join((field.description or "").split())
         values = _type(field.annotation)
         limits = ", ".join(filter(None, map(_limit, field.metadata)))

@@ -150,8 +150,8 @@ class Engine:
         one. A text with several lines, or one that is too long, is translated in parts and put together again; it
         cannot have a prefix or words that must be there.
 
-        The answers are ordered by score, but with risk="chrf" by likeness to all that was drawn (of a text in parts,
-        part by part).
+        The answers are ordered by score, but with rerank="mbr-chrf" by likeness to all that was drawn (of a text in
+        parts, part by part).
         """
         config = SearchConfig(beams=beam, **options)
         some = [texts] if isinstance(texts, str) else texts
@@ -220,7 +220,7 @@ class Engine:
         between. CTranslate2 makes one step of all of it, and tells no tokens: what is `aloud`, torch searches."""
         if aloud and len(self.models) > 1:
             raise InputError("several models that vote cannot be streamed; load one of them.")
-        if config.risk == "none" and (aloud or self._fast(sources, config, wishes) is None):
+        if config.rerank == "none" and (aloud or self._fast(sources, config, wishes) is None):
             yield from follow(self.models, sources, config, wishes, aloud=aloud, gone=gone)
         else:
             yield Progress({}, dict(enumerate(self._find(sources, config, wishes, details))))
@@ -329,7 +329,7 @@ class Engine:
     def _find(
         self, sources: Sequence[list[int]], config: SearchConfig, wishes: Sequence[Wish], details: bool
     ) -> list[list[Hypothesis]]:
-        if config.risk != "none":
+        if config.rerank != "none":
             samples = find(self.models, sources, config.model_copy(update={"nbest": config.beams}), wishes)
             return [self._by_risk(each)[: config.nbest] for each in samples]
         fast = self._fast(sources, config, wishes)

@@ -14,9 +14,10 @@ from typer.main import get_command
 
 from sightline.cli.demo import SAID
 from sightline.cli.main import app, with_flags
-from sightline.config import Config, load, presets
+from sightline.config import Config, load
 from sightline.data.builtin import riddle
 from sightline.model_folder import bundled_models
+from sightline.options import presets
 
 
 def sightline(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -188,8 +188,8 @@ def test_words_that_must_be_there_are(engine):
 def test_the_sample_most_like_the_others_comes_first(engine):
     options = {"sample": True, "beam": 24, "nbest": 24, "seed": 3}
     drawn = engine.translate(TEXTS[:6], **options)
-    ranked = engine.translate(TEXTS[:6], risk="chrf", **options)
-    best = engine.translate(TEXTS[:6], risk="chrf", **{**options, "nbest": 1})
+    ranked = engine.translate(TEXTS[:6], rerank="mbr-chrf", **options)
+    best = engine.translate(TEXTS[:6], rerank="mbr-chrf", **{**options, "nbest": 1})
     metric = CHRF()
     for one, other, first in zip(drawn, ranked, best, strict=True):
         samples = [one, *one.alternatives]
@@ -206,7 +206,7 @@ def test_the_sample_most_like_the_others_comes_first(engine):
         for x in found:
             assert x.score == pytest.approx(max(y.score for y in samples if y.text == x.text), abs=1e-4)
         assert first.text == other.text
-    (parts,) = engine.translate("\n".join(TEXTS[:3]), risk="chrf", **{**options, "nbest": 1})
+    (parts,) = engine.translate("\n".join(TEXTS[:3]), rerank="mbr-chrf", **{**options, "nbest": 1})
     assert parts.text == "\n".join(one.text for one in best[:3])
 
 
@@ -302,7 +302,7 @@ def test_what_cannot_be_done_is_said(engine, taught, tmp_path):
         ({"within": ["x"], "groups": 2}, "groups = 2"),
         ({"within": ["Haus"], "without": ["Haus"]}, "one or the other"),
         ({"within": ["Haus " * 5000]}, "too long"),
-        ({"risk": "chrf"}, "ask for them by sample = true"),
+        ({"rerank": "mbr-chrf"}, "`rerank`"),
     ],
 )
 def test_wishes_that_cannot_come_true_are_refused(engine, options, message):

@@ -216,8 +216,8 @@ def test_options_of_the_search_reach_it(taught, here, tmp_path):
         (["--set", "min_ratio=2.0", "--set", "max_ratio=3"], {"min_ratio": 2.0, "max_ratio": 3.0}),
         (["--length-penalty", "0"], {"length_penalty": 0.0}),
         (["--within", "heute", "--within", "Wal"], {"within": ["heute", "Wal"]}),
-        (["--mbr", "--beam", "16"], {"sample": True, "risk": "chrf", "beam": 16}),
-        (["--sample", "--beam", "16", "--set", "risk=chrf"], {"sample": True, "risk": "chrf", "beam": 16}),
+        (["--mbr", "--beam", "16"], {"sample": True, "rerank": "mbr-chrf", "beam": 16}),
+        (["--sample", "--beam", "16", "--set", "rerank=mbr-chrf"], {"sample": True, "rerank": "mbr-chrf", "beam": 16}),
     ):  # fmt: skip
         code, out, said = here("translate", taught, tmp_path / "in", *arguments)
         assert (code, out) == (0, engine.translate(TEXTS[0], **options)[0].text + "\n"), said
@@ -267,7 +267,7 @@ def test_a_shortlist_is_learnt_and_used(taught, expected, tmp_path):
         (["shortlist", "{model}", "--pairs", "{tmp}/there.tsv"], "cannot be read"),
         (["translate", "{model}", "--set", "temprature=1"], "did you mean 'temperature'"),
         (["translate", "{model}", "--beam", "2", "--set", "groups=3"], "cannot be split"),
-        (["translate", "{model}", "--set", "risk=chrf"], "ask for them by sample = true"),
+        (["translate", "{model}", "--set", "rerank=mbr-chrf"], "mbr-chrf"),
         (["translate", "{model}", "{tmp}/there", "--mbr", "--within", "x"], "cannot be had with samples"),
         (["translate", "{model}", "{tmp}/there", "--within", "x", "--without", "x"], "one or the other"),
         (["score", "{model}", "--source", "{tmp}/there", "--target", "{tmp}/longer"], "lines"),

@@ -318,7 +318,7 @@ class CTranslate2Backend:
         at which none ended, it returns all others. From the last such length, this method continues by itself. It uses
         the whole vocabulary: the shortlist may be the reason why the sentence did not end.
         """
-        last, beams, most = request.limits.most - 1, options.beams, options.enough(options.beams)
+        last, beams, most = request.limits.most - 1, options.beams, options.max_finished(options.beams)
         patient = options.model_copy(update={"patience": float(request.limits.most)})
         (found,) = self._run([request], last, patient, shortlist=False)
         ended = sorted((ids for ids, _ in found if ids[-1:] == [END]), key=len)
@@ -365,7 +365,7 @@ class CTranslate2Backend:
             [self._source(request.source) for request in requests],
             [self._target(request.constraints.prefix) for request in requests] if prefixed else None,
             beam_size=options.beams,
-            num_hypotheses=options.enough(options.beams),
+            num_hypotheses=options.max_finished(options.beams),
             patience=options.patience,
             length_penalty=penalty or TINY_PENALTY,
             suppress_sequences=[self._target(ids) for ids in [*([i] for i in NEVER), *forbid] if ids],

@@ -32,12 +32,12 @@ def back_translate(
 ) -> None:
     """Make pairs from text of the language one wants to translate into: a model of the other direction writes a source
     to every line. What is learnt to be written is real."""
-    from sightline.config import load_search
+    from sightline.config import SearchConfig
     from sightline.engine import load
     from sightline.errors import InputError
 
     beams = beam if beam is not None else 1 if sample else 4
-    options = load_search(beams=beams, sample=sample, temperature=temperature, top_k=top_k, seed=seed)
+    options = SearchConfig(beams=beams, sample=sample, temperature=temperature, top_k=top_k, seed=seed)
     if out.suffix != ".tsv":
         raise InputError(f"{out}: pairs are written as .tsv; choose a name for --out that ends so.")
     check_new(out, resume)

@@ -14,16 +14,18 @@ def explain(
     set: Annotated[list[str] | None, typer.Option(help="One option, as group.option=value; it overrides both.")] = None,
 ) -> None:
     """Print every option with its value and what it means, as TOML that `--config` reads."""
-    from sightline.config import explained, load
+    from sightline.config import load
+    from sightline.options import as_toml
 
-    typer.echo(explained(load(preset, config, set or [])))
+    typer.echo(as_toml(load(preset, config, set or [])))
 
 
 @app.command()
 def presets() -> None:
     """List the presets, with the size of each model at its vocabulary of 37,000."""
-    from sightline.config import load, presets
+    from sightline.config import load
     from sightline.model_folder import count_parameters
+    from sightline.options import presets
 
     for name in presets():
         model = load(name).model

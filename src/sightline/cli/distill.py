@@ -42,7 +42,7 @@ def distill(
 ) -> None:
     """Train a student on what a teacher says: the teacher translates text, and a model of any preset learns from that,
     which is easier to learn from than what people wrote."""
-    from sightline.config import load_search
+    from sightline.config import SearchConfig
     from sightline.engine import load
 
     asked: dict[str, Any] = {"teacher": teacher, "source": [str(path) for path in source], "beam": beam}
@@ -55,7 +55,7 @@ def distill(
         return
     check_files(source)
     _check_student(about)
-    options = load_search(beams=beam)
+    options = SearchConfig(beams=beam)
     translator = load(teacher, device=device, engine=cast("Any", engine), precision=cast("Any", precision))
     _begin(out, asked | about)
     write_pairs(translator, options, source, out / TABLE, reverse=False, plain=plain)

@@ -42,14 +42,15 @@ def serve(
     """
     import torch
 
-    from sightline.config import load_serve
+    from sightline.config import ServeConfig
     from sightline.engine import load_any
     from sightline.errors import InputError
+    from sightline.options import load_options
 
     if log not in ("auto", "json", "plain"):
         raise InputError(f"there is no log {log!r}; known are auto, json and plain.")
     given: dict[str, Any] = {"origins": tuple(allow_origin)} if allow_origin else {}
-    config = load_serve(set or [], **given)
+    config = load_options(ServeConfig, given, sets=set or [])
     with needed():
         from sightline.serve.access import read_keys
         from sightline.serve.app import bind, create_app, run

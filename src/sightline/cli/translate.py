@@ -51,14 +51,15 @@ def translate(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the best there is.")] = "auto",
 ) -> None:
     """Translate text, line by line. Standard input is answered as it comes."""
-    from sightline.config import load_search
+    from sightline.config import SearchConfig
     from sightline.engine import load
     from sightline.errors import InputError
+    from sightline.options import load_options
 
     given = {"nbest": nbest, "length_penalty": length_penalty, "sample": sample or mbr, "temperature": temperature}
     given |= {"top_k": top_k, "top_p": top_p, "seed": seed}
-    risk = "chrf" if mbr else "none"
-    options = load_search(set or [], beams=max(beam, nbest) if nbest > 1 else beam, risk=risk, **given)
+    beams, rerank = max(beam, nbest) if nbest > 1 else beam, "mbr-chrf" if mbr else "none"
+    options = load_options(SearchConfig, given | {"beams": beams, "rerank": rerank}, sets=set or [])
     if resume and out is None:
         raise InputError("`resume` continues a file. Name the file with `out`.", option="resume", value=resume)
     if out is not None:

@@ -175,7 +175,7 @@ class Beams(Growing):
         """Nothing grows any more, or nothing more can come of it (`SearchConfig.stop`)."""
         highest_living = living.amax(1)
         if self.config.stop == "full":
-            done = self.ended >= self.config.enough(self.width)
+            done = self.ended >= self.config.max_finished(self.width)
         else:  # a total only falls, and is divided by the limit's length at most
             limits = self.rules.limits.repeat_interleave(self.config.groups)
             given = min(self.config.nbest, self.width)
