@@ -1,4 +1,4 @@
-"""`sightline train`: from raw text to a model."""
+"""`sightline train`: train a model on raw text."""
 
 import sys
 from pathlib import Path
@@ -10,30 +10,30 @@ Paths = list[str] | None
 
 
 def train(
-    out: Annotated[Path, typer.Option(help="The folder of the run: the model, its checkpoints, its curves.")],
-    source: Annotated[Paths, typer.Option(help="Source text, a sentence a line. FILE or FILE*WEIGHT.")] = None,
-    target: Annotated[Paths, typer.Option(help="Its translation, line by line; as many as there are --source.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the run: model, checkpoints, metrics.")],
+    source: Annotated[Paths, typer.Option(help="Source text, one sentence per line. FILE or FILE*WEIGHT.")] = None,
+    target: Annotated[Paths, typer.Option(help="Its translation, line by line; one for each --source.")] = None,
     pairs: Annotated[
         Paths, typer.Option(help="Pairs: .tsv (source, tab, target) or .jsonl. FILE or FILE*WEIGHT.")
     ] = None,
-    text: Annotated[Paths, typer.Option(help="Plain text for a language model or a reader.")] = None,
+    text: Annotated[Paths, typer.Option(help="Plain text, for decoder-only and encoder-only models.")] = None,
     dialogue: Annotated[Paths, typer.Option(help='Dialogues: .jsonl of {"turns": [...]}.')] = None,
-    valid_source: Annotated[str | None, typer.Option(help="Source text to test on.")] = None,
+    valid_source: Annotated[str | None, typer.Option(help="Source text for validation.")] = None,
     valid_target: Annotated[str | None, typer.Option(help="Its translation.")] = None,
-    valid: Annotated[Paths, typer.Option(help="Text to test on, of the kind that is trained on.")] = None,
+    valid: Annotated[Paths, typer.Option(help="Validation text, of the same kind as the training text.")] = None,
     preset: Annotated[
-        str | None, typer.Option(help="A named configuration; chosen from the corpus if left out.")
+        str | None, typer.Option(help="A named configuration. Default: chosen by the size of the corpus.")
     ] = None,
-    config: Annotated[str | None, typer.Option(help="A TOML file of options; it overrides the preset.")] = None,
-    set: Annotated[Paths, typer.Option(help="One option, as group.option=value; it overrides both.")] = None,
-    start: Annotated[str | None, typer.Option("--from", help="A model to go on from, instead of a new one.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it stopped.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the best there is.")] = "auto",
-    cache: Annotated[Path | None, typer.Option(help="Where tokenised text is kept.")] = None,
+    config: Annotated[str | None, typer.Option(help="TOML file of options; overrides the preset.")] = None,
+    set: Annotated[Paths, typer.Option(help="One option, as group.option=value; overrides preset and file.")] = None,
+    init_from: Annotated[str | None, typer.Option("--from", help="Start from a trained model.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto.")] = "auto",
+    cache: Annotated[Path | None, typer.Option(help="Folder for tokenised text.")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write curves for TensorBoard.")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of a progress bar.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a progress bar.")] = False,
 ) -> None:
-    """Train a model on raw text. Nothing is prepared by hand: a vocabulary is learned, the text tokenised and kept."""
+    """Train a model on raw text. The vocabulary is learned from it, and the tokenised text is cached."""
     from rich.console import Console
 
     from sightline.errors import InputError
@@ -44,17 +44,23 @@ def train(
 
     if len(source or []) != len(target or []):
         raise InputError(
-            f"there are {len(source or [])} --source and {len(target or [])} --target; they come in pairs."
+            f"`source` and `target` come in pairs, got {len(source or [])} and {len(target or [])}.",
+            option="source",
+            value=source,
         )
     if (valid_source is None) != (valid_target is None):
-        raise InputError("--valid-source and --valid-target come in pairs.")
+        raise InputError("`valid_source` and `valid_target` come in pairs.", option="valid_source", value=valid_source)
     if valid_source is not None and (text or dialogue):
-        raise InputError("text and dialogues are tested on text of their kind; name it by --valid.")
+        raise InputError(
+            "`valid_source` is for pairs. Name other validation text by `valid`.",
+            option="valid_source",
+            value=valid_source,
+        )
     parallel = [
         (*weighted(s)[:1], weighted(t)[0], weighted(s)[1]) for s, t in zip(source or [], target or [], strict=True)
     ]
     training = TextFiles(parallel, _all(pairs), _all(text), _all(dialogue))
-    testing = TextFiles(
+    validation = TextFiles(
         [(valid_source, valid_target, 1.0)] if valid_source and valid_target else [],
         _all(valid) if not text and not dialogue else [],
         _all(valid) if text else [],
@@ -65,11 +71,8 @@ def train(
     metrics = Metrics(out / "metrics.jsonl")
     sinks = [shown, metrics]
     if tensorboard:
-        try:
-            sinks.append(TensorBoard(out / "tensorboard"))
-        except ImportError:
-            raise InputError("--tensorboard needs the package tensorboard; pip install tensorboard.") from None
-    options = RunOptions(out, training, testing, preset, config, set or [], start, cache, device, resume)
+        sinks.append(TensorBoard(out / "tensorboard"))
+    options = RunOptions(out, training, validation, preset, config, set or [], init_from, cache, device, resume)
     try:
         run = train_files(options, tee(sinks), lambda text: console.print(text, markup=False, soft_wrap=True), values)
     finally:
@@ -79,7 +82,7 @@ def train(
     if run.stopped:
         if is_main():
             typer.echo(
-                f"Stopped by a signal at step {run.step:,}; go on with: sightline train --out {out} --resume", err=True
+                f"Stopped by a signal at step {run.step:,}. Resume with: sightline train --out {out} --resume", err=True
             )
         sys.exit(128 + run.stopped)
     if not is_main():
@@ -89,7 +92,7 @@ def train(
 
 
 def weighted(text: str) -> tuple[str, float]:
-    """FILE or FILE*WEIGHT."""
+    """Split FILE*WEIGHT; the weight of FILE alone is 1."""
     path, star, weight = text.rpartition("*")
     if not star:
         return text, 1.0
@@ -104,7 +107,7 @@ def _all(texts: Paths) -> list[tuple[str, float]]:
 
 
 def _plot(out: Path) -> None:
-    """The curves of the run as a picture, where matplotlib is installed."""
+    """Plot the curves of the run, if matplotlib is installed."""
     try:
         from sightline.figures.curves import plot
     except ImportError:

@@ -1,10 +1,10 @@
 """The training loop: flat, from the first update to the last.
 
-A run is a folder. `model.safetensors`, `config.json` and `tokenizer.model` in it are the model to use: the best one
-that was tested so far. `checkpoints/` has the state to resume from, `states/` the tested weights to be averaged.
+A run is a folder. `model.safetensors`, `config.json` and `tokenizer.model` are the model to use: the best one in
+validation so far. `checkpoints/` has the state to resume from, `states/` the validated weights to average.
 
-What a run does is a function of its configuration and its step alone: the order of the data, dropout, everything. So a
-run that is killed at any moment and resumed from its last checkpoint is, bit for bit, the run that was never killed.
+A run is a function of its configuration and its step: the order of the data, dropout, everything. A run that is killed
+at any moment and resumed from its last checkpoint equals an uninterrupted run bit for bit.
 """
 
 import contextlib
@@ -42,29 +42,29 @@ from sightline.train.validate import Validation, ValidationResult
 __all__ = ["RunState", "train"]
 
 SHORT_RUN = 20
-"""Steps of a run from which nothing is hoped for."""
+"""Steps of a run that only tries whether training works."""
 
 
 @dataclass
 class RunState:
-    """How far a run is: all that is not in the weights and the optimizer."""
+    """Progress of a run: its state outside of weights and optimizer."""
 
     step: int = 0
     place: Place = field(default_factory=Place)
     epoch: float = 0.0
     tokens: int = 0
     best: float | None = None
-    """The best result of a test, the larger the better."""
+    """Best validation result; higher is better."""
     validations_without_gain: int = 0
-    """Tests since then."""
+    """Validations since the best one."""
     averaged: list[tuple[float, int]] = field(default_factory=list)
-    """Result and step of each state that is kept for averaging."""
+    """Result and step of each state in `states/`."""
     losses: list[float] = field(default_factory=list)
-    """Reported losses, to see whether it learns at all."""
+    """Reported losses, to warn when they do not fall."""
     validation_due: bool = False
-    """It was stopped when a test was due; going on begins with it."""
+    """Whether the run stopped before a validation that was due; resuming starts with it."""
     stopped: int = 0
-    """The signal that ended it before its time."""
+    """The signal that stopped the run, or 0."""
 
 
 def train(
@@ -80,7 +80,7 @@ def train(
     world: World | None = None,
     resume: bool = False,
 ) -> RunState:
-    """Train a model on a feed, from where the run in `folder` stands, if it is to be resumed."""
+    """Train a model on a feed. With `resume`, continue from the last checkpoint in `folder`."""
     world = world or World()
     options = config.train
     model.to(world.device).train()
@@ -125,7 +125,7 @@ def train(
                 progress = _report(step, run, world, rate, throughput.speed())
                 sink(progress)
                 _warn_of_trouble(run, progress, sink)
-            if (report or world.size == 1) and world.any(bool(stop)):  # processes must agree, which costs a wait
+            if (report or world.size == 1) and world.any(bool(stop)):  # agreeing synchronises the processes
                 reason = "stopped"
             elif run.validation_due:
                 validate()
@@ -141,12 +141,12 @@ def train(
 
 
 def _out_of_patience(run: RunState, options: TrainConfig) -> str:
-    enough = options.patience and run.validations_without_gain >= options.patience
-    return f"no better result in {options.patience} tests" if enough else ""
+    exhausted = options.patience and run.validations_without_gain >= options.patience
+    return f"no better result in {options.patience} validations" if exhausted else ""
 
 
 class _Schedule(NamedTuple):
-    """How many updates there are, and after how many something else is done."""
+    """The number of updates, and the intervals between validations and checkpoints."""
 
     options: TrainConfig
     d_model: int
@@ -155,11 +155,11 @@ class _Schedule(NamedTuple):
     save_every: int
 
     def due(self, step: int, every: int) -> bool:
-        """Every so often, and at the end."""
+        """Return whether an action is due: at every interval, and at the end."""
         return step % every == 0 or step == self.steps
 
     def rate(self, step: int) -> float:
-        """The learning rate."""
+        """Return the learning rate of a step."""
         o = self.options
         return learning_rate(
             o.schedule, step, peak=o.learning_rate, warmup=o.warmup, total=self.steps, d_model=self.d_model
@@ -175,7 +175,7 @@ def _schedule(config: Config, feed: Feed, world: World) -> _Schedule:
 
 
 class _Throughput:
-    """Tokens a second since it was last asked, without the time of tests."""
+    """Tokens per second since the last report, without the time of validations."""
 
     def __init__(self) -> None:
         self.seen, self.since = 0, time.perf_counter()
@@ -188,25 +188,29 @@ class _Throughput:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Time inside the block does not count."""
+        """Exclude the time of the block."""
         started = time.perf_counter()
         yield
         self.since += time.perf_counter() - started
 
 
 def make_step(model: Model, config: Config, world: World, rows: str, steps: int) -> Step:
-    """The update that suits the device and the length of the run."""
+    """Return the update for the device and the length of the run."""
     options, cuda = config.train, world.device.type == "cuda"
     automatic = cuda and torch.cuda.is_bf16_supported()
     bfloat16 = options.precision == "bfloat16" or (options.precision == "auto" and automatic)
     tokens = options.batch_tokens if isinstance(options.batch_tokens, int) else 4096
     passes = options.accumulate * (2 if options.r_drop else 1)
     work = 6.0 * sum(p.numel() for p in model.parameters()) * tokens * passes * steps
-    # Compiling takes a quarter of a minute, and makes a step up to twice as fast.
+    # Compilation takes about 15 s and makes a step up to twice as fast.
     compiled = cuda and work > 1e16 if options.compile == "auto" else options.compile
     graphs = cuda and world.size == 1 and rows == "shared" if options.graphs == "auto" else options.graphs
     if graphs and not cuda:
-        raise TrainingError("train.graphs = true needs a GPU; leave it at auto.")
+        raise TrainingError(
+            f"`train.graphs` needs a GPU, and the device is {world.device}. Set it to auto.",
+            option="train.graphs",
+            value=graphs,
+        )
     return Step(
         model,
         options,
@@ -226,7 +230,7 @@ def _started(run: RunState, steps: int, model: Model, feed: Feed, world: World) 
 
 
 def _pinned(updates: Iterator[Update], device: torch.device) -> Iterator[Update]:
-    """Batches in memory from which a GPU can fetch them by itself."""
+    """Move batches to pinned memory for a GPU."""
     for update in updates:
         yield update.pinned() if device.type == "cuda" else update
 
@@ -260,32 +264,32 @@ def _warn_of_size(model: Model, feed: Feed, sink: Sink) -> None:
         sink(
             Warned(
                 0,
-                f"the model has {parameters:,} parameters and the corpus only {tokens:,} target tokens; it will learn "
-                "them by heart. A smaller model or more text will do better.",
+                f"the model has {parameters:,} parameters and the corpus only {tokens:,} target tokens, so it will "
+                "overfit. Use a smaller model or more text.",
             )
         )
 
 
 def _warn_of_warmup(schedule: _Schedule, sink: Sink) -> None:
-    """A few steps at full speed are wanted behind it; a handful in all is a trial."""
+    """Warn if most of the run is warm-up, unless it is too short to be a real run."""
     if SHORT_RUN < schedule.steps < 2 * schedule.options.warmup:
         sink(
             Warned(
                 0,
-                f"the run has {schedule.steps:,} steps, and for the first {schedule.options.warmup:,} "
-                f"(train.warmup) its learning rate only rises. More "
-                f"epochs, or --set train.warmup={schedule.steps // 10}, will do better.",
+                f"the learning rate rises during the first {schedule.options.warmup:,} of {schedule.steps:,} steps "
+                f"(`train.warmup`). Train for more epochs, or set `train.warmup` to {schedule.steps // 10}.",
             )
         )
 
 
 def _check(step: Step, run: RunState, folder: Path, world: World) -> None:
-    """Nothing that is no longer a number may be kept in the place of what was one."""
+    """Raise if loss or gradients are not finite, before they overwrite a checkpoint."""
     if world.any(not step.sums.isfinite().all()):
         raise TrainingError(
-            f"step {run.step}: the loss or the gradient is no longer a number; the run stops here. Lower "
-            f"train.learning_rate, lengthen train.warmup or set train.clip, and start again; {folder} has the last "
-            "checkpoint before it."
+            f"Loss or gradient is NaN or infinite at step {run.step}. Lower `train.learning_rate`, raise "
+            f"`train.warmup` or set `train.clip`, and start again. The last checkpoint in {folder} is older "
+            "than this step.",
+            value=run.step,
         )
 
 
@@ -296,18 +300,18 @@ def _warn_of_trouble(run: RunState, progress: Progress, sink: Sink) -> None:
         sink(
             Warned(
                 run.step,
-                f"the loss has not gone down in {run.step} updates ({first[0]:.2f}, now {latest[-1]:.2f}); the "
-                "learning rate may be too high or too low, or the two sides may not belong together.",
+                f"the loss has not fallen in {run.step} updates ({first[0]:.2f}, now {latest[-1]:.2f}). The learning "
+                "rate may be too high or too low, or sources and targets may not match.",
             )
         )
 
 
 def _validate(model: Model, step: Step, validation: Validation | None, world: World) -> ValidationResult | None:
-    """Test the weights that are to be kept: their running average, where there is one."""
+    """Validate the weights to keep: their running average, if there is one."""
     if validation is None:
         return None
     with step.averaged():
-        if world.sharded:  # every process has a part of the model: all of them compute the loss
+        if world.sharded:  # every process has a part of the model, so all compute the loss
             loss = validation.loss(step.objective.eval(), world.device)
             step.objective.train()
             world.reshard(step.objective)
@@ -319,7 +323,7 @@ def _validate(model: Model, step: Step, validation: Validation | None, world: Wo
 def _record(
     result: ValidationResult | None, run: RunState, saver: "_Checkpoints", sink: Sink, weights: str = ""
 ) -> None:
-    """Keep what was tested if it is the best so far (or if nothing can be tested)."""
+    """Keep the weights if their validation is the best so far, or without validation."""
     if result is None:
         saver.keep_model()
         saver.keep_validated(run)
@@ -347,23 +351,23 @@ def _finish(
     sink: Sink,
     world: World,
 ) -> None:
-    """The mean of several tested states is often better than each of them; where it is, it becomes the model."""
+    """Validate the mean of the validated states, which becomes the model if it is better."""
     mean = saver.mean_of_states(run)
     if mean is None or world.sharded:
         return
-    own = {name: p.detach().clone() for name, p in model.named_parameters()}
+    current = {name: p.detach().clone() for name, p in model.named_parameters()}
     step.average = []
-    set_weights(model, mean, "the mean of the tested states")
+    set_weights(model, mean, "the mean of the states")
     result = _validate(model, step, validation, world)
     if result is None:
         saver.keep_model()
     else:
         _record(result, run, saver, sink, f"mean of {len(run.averaged)} states")
-    set_weights(model, own, "the last state")
+    set_weights(model, current, "the last state")
 
 
 class _Checkpoints:
-    """Puts a run on disk and takes it up again. Only the main process writes."""
+    """Saves and loads a run. Only the main process writes."""
 
     def __init__(
         self,
@@ -380,16 +384,16 @@ class _Checkpoints:
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of the weights, or of their running average: what is kept as a model."""
+        """Return a copy of the weights to keep: their running average, if there is one."""
         with self.step.averaged():
             return {name: full_tensor(p.detach()).to("cpu", copy=True) for p, name in self.names.items()}
 
     def keep_model(self) -> None:
-        """Make the weights, or their running average, the model of the run."""
+        """Write the weights as the model of the run."""
         self._write(self.folder)
 
     def keep_validated(self, run: RunState) -> None:
-        """Keep them as a model of its own, where that is asked for."""
+        """Write the weights as a separate model, with `train.keep_tested`."""
         if self.config.train.keep_tested:
             self._write(self.folder / "tested" / f"step-{run.step:08}")
 
@@ -405,7 +409,7 @@ class _Checkpoints:
             )
 
     def keep_for_average(self, run: RunState, value: float) -> None:
-        """Keep the tested state if it is one of those that will be averaged, and delete the one it replaces."""
+        """Keep the validated state if it belongs to those to average, and delete the state it replaces."""
         count, of = self.config.train.average, self.config.train.average_of
         if not count:
             return
@@ -424,7 +428,7 @@ class _Checkpoints:
                 path.unlink(missing_ok=True)
 
     def mean_of_states(self, run: RunState) -> dict[str, Tensor] | None:
-        """The mean of the kept states, in double precision on the way."""
+        """Return the mean of the kept states, computed in double precision."""
         if len(run.averaged) < 2:
             return None
         total: dict[str, Tensor] = {}
@@ -434,7 +438,7 @@ class _Checkpoints:
         return {name: (weight / len(run.averaged)).float() for name, weight in total.items()}
 
     def save(self, run: RunState) -> Path:
-        """Write all that is needed to go on."""
+        """Write a checkpoint."""
         state = {f"weights.{name}": p.detach() for p, name in self.names.items()}
         state |= {
             f"optimizer.{name}": value for name, value in optimizer_state(self.step.optimizers, self.names).items()
@@ -455,9 +459,9 @@ class _Checkpoints:
         return kept
 
     def load(self) -> RunState:
-        """Take up the run from its last checkpoint."""
-        where = last_state(self.folder / "checkpoints")
-        if where is None:  # it did not come so far
+        """Load the last checkpoint."""
+        path = last_state(self.folder / "checkpoints")
+        if path is None:  # the run was killed before its first checkpoint
             return RunState()
         parameters = {name: parameter for parameter, name in self.names.items()}
 
@@ -465,20 +469,20 @@ class _Checkpoints:
             kind, _, rest = name.partition(".")
             return parameters.get(rest.rpartition(".")[0] if kind == "optimizer" else rest)
 
-        state, about = load_state(where, like)
+        state, about = load_state(path, like)
         parts: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}, "average": {}, "sums": {}}
         for name, value in state.items():
             kind, _, rest = name.partition(".")
             parts[kind][rest] = value
         missing = set(self.names.values()) ^ set(parts["weights"])
         if missing:
-            raise CheckpointError(f"{where}: {min(missing)!r} does not fit the configuration; was the model changed?")
+            raise CheckpointError(f"{path}: {min(missing)!r} does not match the model of the run.", value=path)
         with torch.no_grad():
             for parameter, name in self.names.items():
                 parameter.copy_(shard_like(parts["weights"][name], parameter))
             for mean, name in zip(self.step.average, self.names.values(), strict=False):
                 mean.copy_(shard_like(parts["average"][name], mean))
-            if self.world.main:  # what was summed up over all is summed up once
+            if self.world.main:  # the sum over all processes, counted once
                 self.step.sums.copy_(parts["sums"][""])
         load_optimizer_state(self.step.optimizers, self.names, parts["optimizer"])
         averaged = [(value, step) for value, step in about["averaged"]]
@@ -491,28 +495,28 @@ class _Checkpoints:
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[list[int]]:
-    """Inside the block, the first SIGTERM or Ctrl-C asks the run to stop at the end of its update; a second one is
-    taken as it is. Signals that came are in the list."""
-    came: list[int] = []
+    """Yield a list that collects signals: the first SIGTERM or Ctrl-C lets the run stop after its update; the second
+    one acts as usual."""
+    received: list[int] = []
 
     def handle(number: int, _: FrameType | None) -> None:
-        came.append(number)
+        received.append(number)
         signal.signal(number, before[number])
 
     numbers = (signal.SIGTERM, signal.SIGINT)
     try:
         before: dict[int, Any] = {number: signal.signal(number, handle) for number in numbers}
-    except ValueError:  # not in the main thread: whoever runs us sees to it
-        yield came
+    except ValueError:  # only the main thread can handle signals
+        yield received
         return
     try:
-        yield came
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def remove_run(folder: Path) -> None:
-    """Remove what an earlier run left in a folder, so that a new one can begin there."""
+    """Delete the files of an earlier run from a folder."""
     for name in ("checkpoints", "states", "tested"):
         shutil.rmtree(folder / name, ignore_errors=True)

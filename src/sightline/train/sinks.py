@@ -1,5 +1,6 @@
-"""What people see of a run: a progress bar or plain lines, `metrics.jsonl`, TensorBoard."""
+"""Sinks for the events of a run: progress bar, plain lines, `metrics.jsonl`, TensorBoard."""
 
+import importlib
 import json
 import math
 from collections.abc import Iterator
@@ -11,14 +12,14 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from sightline.errors import CheckpointError
-from sightline.files import write_files
+from sightline.files import optional_import, write_files
 from sightline.train.events import Event, Finished, Progress, Saved, Sink, Started, Validated, Warned
 
 __all__ = ["Lines", "Metrics", "ProgressBar", "TensorBoard", "tee"]
 
 
 def tee(sinks: list[Sink]) -> Sink:
-    """One sink that tells them all."""
+    """Return one sink that passes events to all of these."""
 
     def emit(event: Event) -> None:
         for sink in sinks:
@@ -28,12 +29,12 @@ def tee(sinks: list[Sink]) -> Sink:
 
 
 class Metrics:
-    """`metrics.jsonl`: a line for each report, test and warning, written at once, so that a page can follow it. What a
-    killed run wrote after its last checkpoint is dropped when it is resumed, as it will be written again."""
+    """`metrics.jsonl`: one line for each report, validation and warning, flushed immediately. When a run is resumed,
+    the lines after its last checkpoint are removed, because the run writes them again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._early: list[str] = []
+        self._pending: list[str] = []
         self._kept: set[str] = set()
         self._file: IO[str] | None = None
 
@@ -44,10 +45,10 @@ class Metrics:
             elif isinstance(event, Progress | Validated | Warned):
                 self._write(_line(as_json(event)))
         except OSError as error:
-            raise CheckpointError(f"{self.path}: cannot be written: {error.strerror}.") from None
+            raise CheckpointError(f"{self.path}: cannot be written: {error.strerror}.", value=self.path) from None
 
     def close(self) -> None:
-        """However the run ended."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -55,35 +56,35 @@ class Metrics:
         kept = [_line(line) for line in read_metrics(self.path) if line["step"] <= step] if step else []
         write_files(self.path.parent, {self.path.name: "".join(kept).encode()})
         self._kept, self._file = set(kept), self.path.open("a", encoding="utf-8")
-        for line in self._early:
+        for line in self._pending:
             self._write(line)
 
     def _write(self, line: str) -> None:
         if self._file is None:
-            self._early.append(line)
-        elif line not in self._kept:  # what is done once more at the step of the checkpoint is told already
+            self._pending.append(line)
+        elif line not in self._kept:  # the resumed run repeats the events at the step of the checkpoint
             self._file.write(line)
             self._file.flush()
 
 
 def as_json(event: Event) -> dict[str, Any]:
-    """An event as a line of metrics.jsonl."""
-    values = {name: None if _not_a_number(value) else value for name, value in event._asdict().items()}
+    """Return an event as an object of metrics.jsonl."""
+    values = {name: None if _is_not_finite(value) else value for name, value in event._asdict().items()}
     return {"event": type(event).__name__.lower(), **values}
 
 
 def _line(values: dict[str, Any]) -> str:
-    """One line, also for readers to whom there are more ends of a line than one."""
+    """Return one line of JSON, with Unicode line separators escaped."""
     text = json.dumps(values, ensure_ascii=False)
     return text.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029") + "\n"
 
 
-def _not_a_number(value: Any) -> bool:
+def _is_not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a metrics.jsonl; one that was cut off by a crash is left out."""
+    """Yield the complete lines of a metrics.jsonl; a crash can leave an incomplete one."""
     if path.exists():
         for line in path.read_text("utf-8").splitlines():
             try:
@@ -93,12 +94,11 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class TensorBoard:
-    """Curves for TensorBoard, in a folder of its own. Needs the package tensorboard."""
+    """Curves for TensorBoard. Needs the package tensorboard."""
 
     def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - only for whoever asks for it
-
-        self._make: Any = SummaryWriter
+        optional_import("tensorboard", package="tensorboard")
+        self._make: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         self._folder = str(folder)
         self._writer: Any = None
 
@@ -116,7 +116,7 @@ class TensorBoard:
 
 
 class Lines:
-    """One plain line for each event: for files, pipes and logs."""
+    """One plain line per event, for files, pipes and logs."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.steps = console, 0
@@ -128,7 +128,7 @@ class Lines:
 
 
 class ProgressBar:
-    """The same lines for what stays, and a bar below them for what goes on."""
+    """A progress bar, with the lines of other events above it."""
 
     def __init__(self, console: Console) -> None:
         self.lines = Lines(console)
@@ -151,26 +151,26 @@ class ProgressBar:
             self.best = "".join(f"  {name} {value:.1f}" for name, value in list(event.scores.items())[:1])
         self.lines(event)
         if isinstance(event, Started):
-            self.task = self.bar.add_task("the first steps take longest", total=event.steps, completed=event.step)
+            self.task = self.bar.add_task("first steps are slower", total=event.steps, completed=event.step)
             self.bar.start()
         elif isinstance(event, Finished):
             self.bar.stop()
 
     def close(self) -> None:
-        """Take the bar away, however the run ended."""
+        """Remove the bar."""
         self.bar.stop()
 
 
 def describe(event: Event, steps: int) -> Iterator[str]:
-    """An event in words."""
+    """Yield the lines that describe an event."""
     if isinstance(event, Started):
         where = f"on {event.processes} x {event.device}" if event.processes > 1 else f"on {event.device}"
         yield (
-            f"{event.parameters:,} parameters, {event.pairs:,} training pairs, {event.batch_tokens:,} tokens a batch "
-            f"({event.filled:.0%} filled), {event.steps:,} steps {where}"
+            f"{event.parameters:,} parameters, {event.pairs:,} training examples, "
+            f"{event.batch_tokens:,} tokens per batch ({event.filled:.0%} filled), {event.steps:,} steps {where}"
         )
         if event.step:
-            yield f"going on after step {event.step:,}"
+            yield f"resuming after step {event.step:,}"
     elif isinstance(event, Progress):
         yield f"step {event.step:,}/{steps:,}  {summary(event)}"
     elif isinstance(event, Validated):
@@ -178,7 +178,7 @@ def describe(event: Event, steps: int) -> Iterator[str]:
         which = "" if event.weights == "weights" else f"  ({event.weights})"
         best = "  best so far" if event.best else ""
         yield (
-            f"test at step {event.step:,}  epoch {event.epoch:.1f}  loss {event.loss:.3f}  "
+            f"validation at step {event.step:,}  epoch {event.epoch:.1f}  loss {event.loss:.3f}  "
             f"perplexity {event.perplexity:.2f}{scores}{best}{which}"
         )
         for source, reference, text in event.samples:
@@ -193,12 +193,12 @@ def describe(event: Event, steps: int) -> Iterator[str]:
 
 
 def _cut(text: str, longest: int = 160) -> str:
-    """What a model says that has learned nothing yet can be long."""
+    """Shorten a text: translations of an untrained model can be long."""
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def summary(event: Progress) -> str:
-    """A report in one line."""
+    """Return a progress report in one line."""
     return (
         f"epoch {event.epoch:.1f}  loss {event.loss:.3f}  lr {event.learning_rate:.2e}  "
         f"{event.tokens_per_second / 1e3:,.1f}k tokens/s  {event.memory / 2**30:.1f} GiB"
