@@ -184,7 +184,7 @@ def test_a_model_translates_and_what_is_saved_scores_as_it_did(run, corpus, mode
 
 def test_a_trained_model_is_scored_by_what_its_engine_says(run, corpus):
     write_pairs(corpus, train=40)
-    train_here(corpus, corpus / "run", "train.steps=2", tested=False)
+    train_here(corpus, corpus / "run", "train.steps=2", validated=False)
     done = run("run", "--reference", "test.de", "--source", "test.en", "--device", "cpu", "--save", "out", "--json")
     assert done.code == 0
     texts = [found.text for found in engine.load("run", device="cpu").translate(SOURCES, beam=4)]
