@@ -1,4 +1,4 @@
-"""Small training runs: text to train on, a configuration, runs in this process and by the command line."""
+"""Small training runs, in this process and by the command line."""
 
 import json
 import os
@@ -39,11 +39,11 @@ warmup = 3
 COMMAND = [sys.executable, "-m", "sightline.cli.main"]
 TIMINGS = ("tokens_per_second", "memory")
 LIMIT = 600
-"""Seconds after which a process counts as stuck. A busy machine is no reason to fail."""
+"""Seconds after which a process counts as stuck; long, because the machine may be busy."""
 
 
 def write_pairs(folder: Path, train: int = 120, test: int = 2) -> tuple[Path, Path]:
-    """Pairs to train on and to test on, as TSV; beside them the configuration."""
+    """Write training and validation pairs as TSV, and a configuration; return the paths of the pairs."""
     (folder / "options.toml").write_text(OPTIONS)
     found = []
     for split, count in (("train", train), ("dev", test)):
@@ -54,21 +54,21 @@ def write_pairs(folder: Path, train: int = 120, test: int = 2) -> tuple[Path, Pa
 
 
 def on_pairs(folder: Path, *options: str) -> list[Any]:
-    """What the command line needs to train on the pairs of a folder."""
+    """Return the arguments to train on the pairs of a folder."""
     sets = [part for option in options for part in ("--set", option)]
     files = ["--pairs", folder / "train.tsv", "--valid", folder / "dev.tsv"]
     return ["train", *files, "--config", folder / "options.toml", "--device", "cpu", *sets]
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What is kept between runs stays in the test's own folder, but for matplotlib's fonts, which take seconds to find;
-    tests run side by side, each on one core."""
+    """Return an environment with one thread and with caches in the folder of the test. matplotlib's list of fonts is
+    shared, because building it takes seconds."""
     own = {"XDG_CACHE_HOME": str(folder / "cache"), "MPLCONFIGDIR": matplotlib.get_cachedir(), "OMP_NUM_THREADS": "1"}
     return {**os.environ, **own, "COLUMNS": "100"}
 
 
 def start(folder: Path, *arguments: Any, processes: int = 1) -> subprocess.Popen[str]:
-    """The real command line, as it runs; with several processes by torchrun."""
+    """Start the command line; with several processes by torchrun."""
     command = COMMAND
     if processes > 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
@@ -84,7 +84,7 @@ def start(folder: Path, *arguments: Any, processes: int = 1) -> subprocess.Popen
 
 
 def sightline(folder: Path, *arguments: Any, processes: int = 1) -> subprocess.CompletedProcess[str]:
-    """The same, once it is done."""
+    """Run the command line as `start` does; return the finished process."""
     running = start(folder, *arguments, processes=processes)
     stdout, stderr = running.communicate(timeout=LIMIT)
     return subprocess.CompletedProcess(running.args, running.returncode, stdout, stderr)
@@ -104,12 +104,12 @@ def train_here(
     *options: str,
     resume: bool = False,
     also: Callable[[Event], None] = lambda _: None,
-    tested: bool = True,
+    validated: bool = True,
     start: Path | None = None,
 ) -> RunState:
-    """A run in this process, with all that the command line has but the console."""
+    """Run training in this process, with everything of the command line but the console."""
     inputs = TextFiles(pairs=[(str(folder / "train.tsv"), 1.0)]), TextFiles(pairs=[(str(folder / "dev.tsv"), 1.0)])
-    train, valid = (TextFiles(), TextFiles()) if resume else inputs if tested else (inputs[0], TextFiles())
+    train, valid = (TextFiles(), TextFiles()) if resume else inputs if validated else (inputs[0], TextFiles())
     run = RunOptions(out, train, valid, cache=folder / "cache", device="cpu", resume=resume)
     if not resume:
         run = run._replace(config=str(folder / "options.toml"), set=options, init_from=start and str(start))
@@ -121,20 +121,20 @@ def train_here(
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, without what differs from one day to the next."""
+    """Return the objects of metrics.jsonl, without timings."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
     return [{name: value for name, value in line.items() if name not in TIMINGS} for line in lines]
 
 
 def state(out: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The last checkpoint of a run."""
-    where = last_state(out / "checkpoints")
-    assert where is not None
-    return load_state(where)
+    """Return the last checkpoint of a run."""
+    path = last_state(out / "checkpoints")
+    assert path is not None
+    return load_state(path)
 
 
 def files(out: Path) -> dict[str, bytes]:
-    """All that is in the folder of a run, but for timings and pictures."""
+    """Return the files of a run, without timings and pictures."""
     found = {
         str(path.relative_to(out)): path.read_bytes()
         for path in sorted(out.rglob("*"))

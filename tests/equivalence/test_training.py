@@ -1,4 +1,4 @@
-"""One run is one run: in parts or whole, killed or not, by one process or by two."""
+"""A run gives the same result when interrupted and resumed, and with one process or two."""
 
 import json
 import os
@@ -26,15 +26,15 @@ from sightline.train.optimizer import optimizer_state
 from sightline.train.state import last_state
 from sightline.train.step import Step
 from sightline.train.validate import Validation
-from support import difference
+from support import difference, raises
 
 
 class Crash(Exception):
-    """The machine stops."""
+    """Stands for the end of the process."""
 
 
 class CrashAt:
-    """Stops everything at the n-th event of a run."""
+    """Raise `Crash` at the n-th event of a run."""
 
     def __init__(self, count: int) -> None:
         self.left = count
@@ -86,7 +86,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_run_that_stops_anywhere_and_is_resumed_is_the_run_that_never_stopped(recipe, corpus, tmp_path):
+def test_resumed_run_equals_uninterrupted_run(recipe, corpus, tmp_path):
     options, stride = RECIPES[recipe]
     events = []
     train_here(corpus, tmp_path / "whole", *options, also=events.append)
@@ -113,11 +113,11 @@ def set_steps(out, steps):
 
 
 SMOOTH = ["train.epsilon=0.01", "train.best_by=loss", "train.report_every=2", "train.validate_every=6"]
-"""Adam with a large epsilon: with the usual one, what is rounded in a gradient near zero decides its whole move."""
+"""Adam with a large epsilon: with the default one, rounding in a gradient near zero decides the sign of its update."""
 
 
 def same_run(one, other, names, sharded=False):
-    """Two runs are the same up to rounding."""
+    """Assert that two runs are equal up to rounding."""
     a, b = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
     assert a.keys() == b.keys()
     assert max(difference(a[name], b[name]) for name in a) <= 1e-6
@@ -136,7 +136,7 @@ def same_run(one, other, names, sharded=False):
 NUMBERS = {"step", "epoch", "loss", "perplexity", "learning_rate", "gradient_norm", "tokens"}
 
 
-def test_two_processes_are_one_that_accumulates(corpus, tmp_path):
+def test_two_processes_equal_one_with_accumulation(corpus, tmp_path):
     train_here(corpus, tmp_path / "one", *SMOOTH, "train.accumulate=2")
     done = sightline(tmp_path, *on_pairs(corpus, *SMOOTH), "--out", tmp_path / "two", processes=2)
     assert done.returncode == 0, done.stderr
@@ -145,7 +145,7 @@ def test_two_processes_are_one_that_accumulates(corpus, tmp_path):
     same_run(tmp_path / "one", tmp_path / "two", NUMBERS | {"scores", "best"})
 
 
-def test_so_are_two_that_share_every_weight(corpus, tmp_path):
+def test_two_sharded_processes_equal_one_with_accumulation(corpus, tmp_path):
     train_here(corpus, tmp_path / "one", *SMOOTH, "train.accumulate=2")
     train = on_pairs(corpus, *SMOOTH, "train.shard=true")
     done = sightline(tmp_path, *train, "--out", tmp_path / "two", processes=2)
@@ -153,28 +153,28 @@ def test_so_are_two_that_share_every_weight(corpus, tmp_path):
     same_run(tmp_path / "one", tmp_path / "two", NUMBERS | {"best"}, sharded=True)
 
 
-def test_also_with_everything_there_is_to_keep_and_when_they_are_stopped_and_resumed(corpus, tmp_path):
+def test_sharded_run_with_all_state_is_resumed_exactly(corpus, tmp_path):
     options = ["train.optimizer=muon", "train.weight_decay=0.1", "train.ema=0.9", "train.clip=0.5"]
     out = tmp_path / "two"
     endless = [*options, "train.shard=true", "train.save_every=2", "train.steps=100000"]
     running = start(tmp_path, *on_pairs(corpus, *SMOOTH, *endless), "--out", out, processes=2)
     wait_for(lambda: last_state(out / "checkpoints") is not None, running)
     running.send_signal(signal.SIGTERM)
-    _, told = running.communicate(timeout=LIMIT)
+    _, stderr = running.communicate(timeout=LIMIT)
     assert running.returncode != 0
-    assert told.count("Stopped by a signal") == 1
+    assert stderr.count("Stopped by a signal") == 1
     steps = state(out)[1]["step"] + 12  # however many it has done when the signal comes
     set_steps(out, steps)
     train_here(corpus, tmp_path / "one", *SMOOTH, *options, "train.accumulate=2", f"train.steps={steps}")
     done = sightline(tmp_path, "train", "--out", out, "--resume", "--device", "cpu", processes=2)
     assert done.returncode == 0, done.stderr
-    assert "going on after step" in done.stderr
+    assert "resuming after step" in done.stderr
     same_run(tmp_path / "one", out, NUMBERS | {"best"}, sharded=True)
     parts = [path.name for path in last_state(out / "checkpoints").glob("*.safetensors")]
-    assert len(parts) == 2  # each process wrote its own
+    assert len(parts) == 2  # one for each process
 
 
-def test_what_two_wrote_in_parts_one_can_go_on_with(corpus, tmp_path):
+def test_sharded_checkpoint_is_resumed_by_one_process_or_two(corpus, tmp_path):
     options = [*SMOOTH, "train.ema=0.9", "train.save_every=6", "train.accumulate=1"]
     out = tmp_path / "run"
     train = on_pairs(corpus, *options, "train.steps=6", "train.shard=true")
@@ -185,13 +185,13 @@ def test_what_two_wrote_in_parts_one_can_go_on_with(corpus, tmp_path):
         shutil.copytree(out, again)
         done = sightline(tmp_path, "train", "--out", again, "--resume", "--device", "cpu", processes=processes)
         assert done.returncode == 0, done.stderr
-        assert "going on after step 6" in done.stderr
+        assert "resuming after step 6" in done.stderr
         assert state(again)[1]["step"] == 9
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
-def test_batches_that_are_accumulated_are_one_batch(optimizer, corpus, tmp_path):
-    """Each token weighs the same, however many its batch has."""
+def test_accumulated_batches_equal_one_batch(optimizer, corpus, tmp_path):
+    """Each token has the same weight in the loss, whatever the size of its batch."""
     train_here(corpus, tmp_path / "run", "train.steps=1")
     tokenizer = load_tokenizer(tmp_path / "run")
     store = prepare([Table(corpus / "train.tsv")], tokenizer, corpus / "cache")
@@ -220,7 +220,7 @@ def test_batches_that_are_accumulated_are_one_batch(optimizer, corpus, tmp_path)
 
 
 @pytest.mark.parametrize("times", [6, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_and_resumed_until_it_is_done(times, corpus, tmp_path):
+def test_killed_run_is_resumed_exactly(times, corpus, tmp_path):
     """Kill it while it starts, learns, validates or writes; the result is that of a run that was not killed."""
     options = ["train.report_every=7", "train.validate_every=25", "train.save_every=10"]
     options += ["train.ema=0.9", "train.average=3"]
@@ -251,8 +251,8 @@ def test_killed_at_any_moment_and_resumed_until_it_is_done(times, corpus, tmp_pa
     assert [name for name in whole if name != "run.json" and whole[name] != again[name]] == [], killed
 
 
-def test_asked_to_stop_it_stops_after_the_update_and_goes_on_as_if_it_had_not(corpus, tmp_path):
-    """Also when a test was due just then: it is made up for."""
+def test_stopped_run_is_resumed_exactly(corpus, tmp_path):
+    """A validation that was due when the run stopped takes place when it resumes."""
     options = ["train.steps=6", "train.report_every=1", "train.validate_every=2", "train.save_every=4"]
     train_here(corpus, tmp_path / "whole", *options)
     for stop in range(1, 7):
@@ -267,12 +267,12 @@ def test_asked_to_stop_it_stops_after_the_update_and_goes_on_as_if_it_had_not(co
         assert state(out)[1]["step"] == stop
         assert train_here(corpus, out, resume=True).stopped == 0
         whole, again = files(tmp_path / "whole"), files(out)
-        if stop == 6:  # the state was not saved once more
+        if stop == 6:  # the final state was saved only once
             del whole["checkpoints/step-00000006/state.json"], again["checkpoints/step-00000006/state.json"]
         assert again == whole
 
 
-def test_signals_end_the_command_with_a_way_on(corpus, tmp_path):
+def test_signals_stop_the_command_with_a_hint_to_resume(corpus, tmp_path):
     arguments = on_pairs(corpus, "train.steps=100000", "train.report_every=1", "train.validate_every=50000")
     out = tmp_path / "run"
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
@@ -280,28 +280,28 @@ def test_signals_end_the_command_with_a_way_on(corpus, tmp_path):
         running = start(tmp_path, *arguments, "--out", out)
         wait_for(lambda running=running: running.stderr.readline().startswith("step "), running)
         running.send_signal(number)
-        stdout, told = running.communicate(timeout=LIMIT)
-        assert running.returncode == code, told
+        stdout, stderr = running.communicate(timeout=LIMIT)
+        assert running.returncode == code, stderr
         assert stdout == ""
-        assert "Traceback" not in told
+        assert "Traceback" not in stderr
         step = state(out)[1]["step"]
         assert step > before
-        sentence = f"Stopped by a signal at step {step:,}; go on with: sightline train --out {out} --resume"
-        assert told.splitlines()[-1] == sentence
+        sentence = f"Stopped by a signal at step {step:,}. Resume with: sightline train --out {out} --resume"
+        assert stderr.splitlines()[-1] == sentence
         arguments = ["train", "--resume", "--device", "cpu"]
 
 
-def test_a_full_disk_costs_nothing_that_was_saved(corpus, tmp_path):
+def test_full_disk_loses_no_checkpoint(corpus, tmp_path):
     options = ["train.save_every=10", "train.validate_every=50000", "train.report_every=50000"]
     out = tmp_path / "run"
     running = start(tmp_path, *on_pairs(corpus, *options, "train.steps=100000"), "--out", out)
     wait_for(lambda: last_state(out / "checkpoints") is not None, running)
     resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (10_000, 10_000))
-    _, told = running.communicate(timeout=LIMIT)
-    assert running.returncode == 2, told
-    assert told.splitlines()[-1].startswith(str(out))
-    assert "cannot be written: File too large" in told.splitlines()[-1]
-    assert "Traceback" not in told
+    _, stderr = running.communicate(timeout=LIMIT)
+    assert running.returncode == 2, stderr
+    assert stderr.splitlines()[-1].startswith(str(out))
+    assert "cannot be written: File too large" in stderr.splitlines()[-1]
+    assert "Traceback" not in stderr
     assert [path.name for path in out.rglob("*.partial")] == []
     saved = state(out)[1]["step"]
     assert saved % 10 == 0
@@ -317,7 +317,7 @@ def test_a_full_disk_costs_nothing_that_was_saved(corpus, tmp_path):
 
 
 class Watch:
-    """The weights after each update, and what was told."""
+    """Record the weights after each update, and the events."""
 
     def __init__(self, out):
         self.out, self.weights, self.averages, self.events = out, {}, {}, []
@@ -342,7 +342,7 @@ def mean(states):
     return {name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]}
 
 
-def test_the_running_average_is_what_it_says_and_what_is_kept(corpus, tmp_path):
+def test_running_average_equals_its_formula_and_is_kept(corpus, tmp_path):
     out = tmp_path / "run"
     watch = Watch(out)
     train_here(corpus, out, "train.save_every=1", "train.validate_every=6", "train.ema=0.6", also=watch)
@@ -356,7 +356,7 @@ def test_the_running_average_is_what_it_says_and_what_is_kept(corpus, tmp_path):
     assert not same_weights(load_file(out / "model.safetensors"), watch.weights[kept])
 
 
-def test_the_best_state_is_kept_or_the_mean_of_the_last_where_that_is_better(corpus, tmp_path):
+def test_best_state_or_better_mean_of_states_is_kept(corpus, tmp_path):
     for options in ([], ["train.average_of=best"]):
         out = tmp_path / f"run {len(options)}"
         watch = Watch(out)
@@ -377,17 +377,17 @@ def test_the_best_state_is_kept_or_the_mean_of_the_last_where_that_is_better(cor
         assert same_weights(load_file(out / "model.safetensors"), expected)
 
 
-def test_without_a_test_the_last_state_is_kept_or_the_mean_of_the_last(corpus, tmp_path):
+def test_without_validation_the_last_state_or_mean_is_kept(corpus, tmp_path):
     for average in (0, 3):
         out = tmp_path / f"run {average}"
         watch = Watch(out)
         options = ["train.save_every=1", "train.validate_every=2", f"train.average={average}"]
-        train_here(corpus, out, *options, also=watch, tested=False)
+        train_here(corpus, out, *options, also=watch, validated=False)
         expected = mean([watch.weights[step] for step in (8, 10, 12)]) if average else watch.weights[12]
         assert same_weights(load_file(out / "model.safetensors"), expected)
 
 
-def test_every_tested_state_is_kept_where_that_is_asked_for(corpus, tmp_path):
+def test_keep_tested_keeps_every_validated_state(corpus, tmp_path):
     out = tmp_path / "run"
     watch = Watch(out)
     train_here(corpus, out, "train.save_every=1", "train.validate_every=4", "train.keep_tested=true", also=watch)
@@ -400,7 +400,7 @@ def test_every_tested_state_is_kept_where_that_is_asked_for(corpus, tmp_path):
     assert not same_weights(first, watch.weights[1])
 
 
-def test_patience_ends_a_run_that_gets_no_better(corpus, tmp_path):
+def test_patience_ends_a_run_without_improvement(corpus, tmp_path):
     options = ["train.steps=200", "train.validate_every=3", "train.save_every=3", "train.patience=2"]
     options += ["train.learning_rate=0.3", "train.best_by=loss", "train.average=2"]
     out = tmp_path / "run"
@@ -409,25 +409,25 @@ def test_patience_ends_a_run_that_gets_no_better(corpus, tmp_path):
     tests = [test for test in watch.of(Validated) if test.weights == "weights"]
     assert [test.best for test in tests[-3:]] == [True, False, False]
     assert run.step == tests[-1].step < 200
-    assert watch.events[-1].reason == "no better result in 2 tests"
+    assert watch.events[-1].reason == "no better result in 2 validations"
     if not watch.of(Validated)[-1].best:
         assert same_weights(load_file(out / "model.safetensors"), watch.weights[tests[-3].step])
     before = files(out)
-    train_here(corpus, out, resume=True)  # it has had enough: nothing changes
+    train_here(corpus, out, resume=True)  # out of patience: nothing changes
     assert files(out) == before
 
 
-def test_what_is_no_number_is_never_kept_over_what_was_one(corpus, tmp_path):
+def test_nan_loss_never_overwrites_a_checkpoint(corpus, tmp_path):
     out = tmp_path / "run"
     options = ["train.save_every=1", "train.report_every=100", "train.learning_rate=1e30", "train.warmup=0"]
-    with pytest.raises(TrainingError, match="the loss or the gradient is no longer a number"):
+    with raises(TrainingError, match="NaN"):
         train_here(corpus, out, *options)
     tensors, _ = state(out)
     assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
-def test_a_run_that_came_to_no_checkpoint_is_begun_again_by_its_name(corpus, tmp_path):
-    """Also one that goes on from a model, and one that has a model already."""
+def test_run_without_a_checkpoint_restarts_when_resumed(corpus, tmp_path):
+    """So does a run that starts from a model."""
     train_here(corpus, tmp_path / "old", "train.steps=2")
     options = ["train.validate_every=2", "train.save_every=12"]
     for count, run in enumerate((train_here, finetune)):
