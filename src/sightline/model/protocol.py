@@ -1,13 +1,14 @@
 """The three protocols of a model: what training and traces need, what a search needs, and the state of a search."""
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from sightline.config import ModelConfig
+from sightline.errors import InputError
 from sightline.model.mask import Layout
 
 __all__ = ["DecodeState", "Generative", "Inputs", "Model"]
@@ -21,6 +22,13 @@ class Inputs(NamedTuple):
     source_layout: Layout = None
     target_layout: Layout = None
     segments: Int[Tensor, "batch source"] | None = None
+
+    def require(self, name: Literal["source", "target"]) -> Int[Tensor, "batch length"]:
+        """Return the ids of this side, which the model needs."""
+        ids = self.source if name == "source" else self.target
+        if ids is None:
+            raise InputError(f"The model needs the ids `{name}`.", option=name)
+        return ids
 
 
 @runtime_checkable
