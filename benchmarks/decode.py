@@ -30,7 +30,7 @@ from sightline.data.corpus import Table, read_pairs
 from sightline.interop.export import requests
 from sightline.interop.hugging_face import to_hugging_face
 from sightline.interop.hugging_face_files import read_hugging_face
-from sightline.model.kernels import for_few_rows
+from sightline.model.kernels.linear import column_major_weights
 from sightline.model_folder import load_model, load_tokenizer
 from sightline.search.find import find
 from sightline.special import END, PAD, START, UNKNOWN
@@ -71,7 +71,7 @@ def systems(model: Translator, device: str, dtype: torch.dtype) -> dict[str, Sys
         with tempfile.TemporaryDirectory() as beside:
             convert(ours, model.words, Path(beside) / "model")
             fast = CTranslate2Backend(Path(beside) / "model", threads=torch.get_num_threads(), batch_tokens=10**6)
-        for_few_rows(ours)
+        column_major_weights(ours)
     ours = ours.to(device)
 
     @torch.no_grad()

@@ -24,7 +24,7 @@ from decode import opened
 
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
-from sightline.model.kernels import for_few_rows
+from sightline.model.kernels.linear import column_major_weights
 from sightline.model_folder import ModelFolder, load_model, load_tokenizer
 from sightline.search.find import find
 
@@ -49,7 +49,7 @@ def main() -> None:
         encode = words.source.encode
     ours = loaded.to(device).eval()
     if device == "cpu":
-        for_few_rows(ours)
+        column_major_weights(ours)
     pairs = itertools.islice(read_pairs(Table(options.pairs)), options.sentences)
     sources = encode([source for source, _ in pairs])
     rows = []

@@ -19,8 +19,9 @@ from sightline.data.corpus import Table
 from sightline.data.feed import Feed, Place, Update
 from sightline.data.store import prepare
 from sightline.errors import TraceError
-from sightline.model.kernels import Dropout, keep, share_keys
+from sightline.model.kernels.dropout import Dropout, assign_dropout_seeds, dropout_mask
 from sightline.model.mask import PackedRows
+from sightline.model.protocol import Inputs
 from sightline.text.tokenizer import Tokenizer
 from sightline.trace.record import tracing
 from sightline.train.step import Step
@@ -62,14 +63,14 @@ def decode_steps(static: bool) -> None:
     source, layout = pad([ids(6), ids(3)])
     target = ids(6, 5)
     expected = model(source.repeat_interleave(3, 0), target, layout.repeat_interleave(3, 0))
-    cache = model.new_cache(model.encoder(source, layout), layout, capacity=5, beams=3, static=static)
+    cache = model.start(Inputs(source, source_layout=layout), capacity=5, beams=3, static=static)
     step = torch.compile(model.step, fullgraph=True)
     steps = [step(target[:, :1], cache)]
     if static:  # one shape for every step: nothing is compiled again
         torch.compiler.set_stance("fail_on_recompile")
     steps += [step(target[:, i : i + 1], cache) for i in range(1, 5)]
     torch.compiler.set_stance("default")
-    assert difference(torch.cat(steps, 1), expected) <= 1e-5
+    assert difference(torch.stack(steps, 1), expected) <= 1e-5
     report(f"decode step with beams, {'static' if static else 'growing'} cache")
 
 
@@ -91,21 +92,21 @@ def a_compiled_function_is_not_traced_in_silence() -> None:
     report("a compiled function is not traced in silence")
 
 
-def dropout_by_keys() -> None:
+def dropout_by_seeds() -> None:
     torch.compiler.reset()
     dropout, x = Dropout(0.3), torch.randn(4, 50, requires_grad=True)
-    keys = share_keys(dropout, DEVICE)
+    seeds = assign_dropout_seeds(dropout, DEVICE)
     compiled = torch.compile(dropout, fullgraph=True)
     seen = []
     for _ in range(2):
-        keys.random_(-(2**31), 2**31 - 1)
-        kept = keep(keys[0], x.shape, 0.3, x.device) / 0.7
+        seeds.random_(-(2**31), 2**31 - 1)
+        kept = dropout_mask(seeds[0], x.shape, 0.3, x.device) / 0.7
         (gradient,) = torch.autograd.grad(compiled(x).sum(), x)
         assert difference(compiled(x), x * kept) <= 1e-6
         assert difference(gradient, kept) <= 1e-6
         seen.append(kept)
     assert not torch.equal(*seen)
-    report("dropout by keys drops the cells of the hash, and the same ones on the way back")
+    report("dropout by seeds drops the cells of the hash, forward and backward")
 
 
 def training_steps(r_drop: float, optimizer: str, tolerance: float) -> None:
@@ -169,7 +170,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     decode_steps(static=True)
     a_compiled_function_is_not_traced_in_silence()
-    dropout_by_keys()
+    dropout_by_seeds()
     training_steps(0.0, "adam", 1e-6)
     a_test_compiles_nothing()
     if sys.argv[2] == "all":

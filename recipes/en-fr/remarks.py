@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sightline.data.corpus import lines
+from sightline.model.protocol import Inputs
 from sightline.model.transformer import DecoderOnly
 from sightline.model_folder import load_model, load_tokenizer
 from sightline.special import END, START
@@ -27,9 +28,9 @@ def write(model: DecoderOnly, rows: int, at_least: float) -> Tensor:
     the rows that it has learnt from, one remark follows another, and the first and the last may be torn."""
     length = model.config.positions.max_length
     tokens = torch.full((rows, length + 1), START, device=model.classifier.weight.device)
-    cache = model.new_cache(rows, capacity=length)
+    cache = model.start(Inputs(target=tokens[:, :0]), capacity=length)
     for at in range(length):
-        p = model(tokens[:, at : at + 1], cache=cache)[:, -1].float().softmax(-1)
+        p = model.step(tokens[:, at : at + 1], cache).float().softmax(-1)
         p[p < at_least * p.amax(-1, keepdim=True)] = 0
         tokens[:, at + 1] = torch.multinomial(p, 1)[:, 0]
     return tokens[:, 1:]

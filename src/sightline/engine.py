@@ -18,7 +18,7 @@ from sightline.backends.ctranslate2 import CTranslate2Backend
 from sightline.backends.ctranslate2_format import converted_folder
 from sightline.config import SearchConfig
 from sightline.errors import InputError, SightlineError
-from sightline.model.kernels import for_few_rows
+from sightline.model.kernels.linear import column_major_weights
 from sightline.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Model
 from sightline.model_folder import SHORTLIST, ModelFolder
 from sightline.search.align import Alignment, Heads, Words, align
@@ -520,7 +520,7 @@ def load(
         models = [model.to(torch.bfloat16) for model in models]
     if device == "cpu":
         for model in models:
-            for_few_rows(model)
+            column_major_weights(model)
     threads = torch.get_num_threads() if threads is None else threads
     usual, heads = min(each.trained_source_length or USUAL for each in paths), paths[0].alignment_heads()
     fast = _fast(paths[0], models, tokenizers[0], device, engine, precision, shortlist, threads)
@@ -534,7 +534,7 @@ def load_any(path: str | Path, *, device: str = "auto", **options: Any) -> Engin
     if folder.config.architecture == "encoder-decoder":
         return load(path, device=device, **options)
     model = folder.load_model(_device(device))
-    assert not isinstance(model, EncoderDecoder)  # noqa: S101
+    assert isinstance(model, DecoderOnly | EncoderOnly)  # noqa: S101
     return Reader(model, folder.load_tokenizer())
 
 

@@ -5,6 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sightline.model.mask import Mask, PackedRows
+from sightline.model.protocol import Inputs
 from sightline.model.transformer import Attend
 from sightline.trace.record import tracing
 from sightline.trace.steps import spell_out
@@ -35,8 +36,8 @@ def test_padded_packed_cached_and_alone(variant, dtype):
     layouts = (PackedRows(*(part.cuda() for part in both)) for both in (packing, target_packing))
     packs = model(row, target_row, *layouts)[0]
     padded = model(source, target, layout)[there]
-    cache = model.new_cache(model.encoder(source, layout), layout, capacity=8)
-    cached = torch.cat([model.step(target[:, i : i + 1], cache) for i in range(8)], 1)[there]
+    cache = model.start(Inputs(source, source_layout=layout), capacity=8)
+    cached = torch.stack([model.step(target[:, i : i + 1], cache) for i in range(8)], 1)[there]
     if dtype is torch.float32:
         for other in (alone, padded, cached, packs):
             assert difference(other, exact) <= 1e-5 * max(1.0, exact.abs().max().item())

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from sightline.config import ModelConfig
+from sightline.model.protocol import Inputs
 from sightline.model.transformer import build
 
 START, FIRST, SYMBOLS, LENGTH = 0, 1, 12, 6
@@ -37,10 +38,10 @@ def accuracy_after_training(steps: int, **options: object) -> float:
     model.eval()
     source, target = batch(500, torch.Generator().manual_seed(2))
     with torch.no_grad():
-        cache = model.new_cache(model.encoder(source), capacity=LENGTH)
+        cache = model.start(Inputs(source), capacity=LENGTH)
         token, written = torch.full((500, 1), START), []
         for _ in range(LENGTH):
-            token = model.step(token, cache)[:, -1:].argmax(-1)
+            token = model.step(token, cache).argmax(-1, keepdim=True)
             written.append(token)
     return (torch.cat(written, 1) == target).all(1).float().mean().item()
 

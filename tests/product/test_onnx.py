@@ -20,7 +20,7 @@ from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.interop import onnx as ours
 from sightline.interop.onnx import OnnxModel, OnnxScorer, export, verify
-from sightline.model.kernels import for_few_rows
+from sightline.model.kernels.linear import column_major_weights
 from sightline.model_folder import load_tokenizer, save_model
 from sightline.search.find import find
 from sightline.search.hypothesis import Wish
@@ -270,7 +270,7 @@ def test_the_model_stays_as_it_is(words, tmp_path, monkeypatch):
     monkeypatch.setattr(ours, "_write_graphs", lambda model, _: seen.append(model))
     seen = []
     model = small().train()
-    for_few_rows(model)
+    column_major_weights(model)
     before, state = {name: weight.clone() for name, weight in model.state_dict().items()}, torch.get_rng_state()
     export(model, words, tmp_path / "model")
     assert model.training

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sightline.errors import InputError, TraceError
+from sightline.model.protocol import Inputs
 from sightline.trace.explain import gradient_x_input, logit_lens, rollout, value_weighted
 from sightline.trace.record import tracing
 from support import VOCAB, difference, every_variant, hooks, ids, pad, reader, translator, writer
@@ -166,7 +167,7 @@ def test_rollout_of_a_decoder_by_hand():
 def test_what_cannot_be_read_is_refused():
     model = translator()
     with tracing(model) as trace:
-        cache = model.new_cache(model.encoder(ids(1, 4)), capacity=2)
+        cache = model.start(Inputs(ids(1, 4)), capacity=2)
         model.step(ids(1, 1), cache)
         model.step(ids(1, 1), cache)
     with pytest.raises(TraceError, match="rollout needs a full pass"):

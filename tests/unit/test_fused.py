@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sightline.model.fused import fits, residual_norm
-from sightline.model.kernels import keep
+from sightline.model.kernels.dropout import dropout_mask
+from sightline.model.kernels.residual_norm import fits, fused_residual_norm
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -78,12 +78,12 @@ def draw(seed: int = 1) -> Tensor:
 
 def plain(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, p: float, key: Tensor | None) -> Tensor:
     if key is not None:
-        y = y * (keep(key, y.shape, p, y.device).to(y.dtype) / (1 - p))
+        y = y * (dropout_mask(key, y.shape, p, y.device).to(y.dtype) / (1 - p))
     return F.layer_norm(x + y, x.shape[-1:], weight, bias, 1e-5)
 
 
 def fused(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, p: float, key: Tensor | None) -> Tensor:
-    return residual_norm(x, y, weight, bias, 1e-5, p, key)
+    return fused_residual_norm(x, y, weight, bias, 1e-5, p, key)
 
 
 def with_gradients(function, inputs: list[Tensor], given: Tensor, p: float, key: Tensor | None) -> list[Tensor]:
@@ -140,7 +140,7 @@ def test_in_half_precision_only_the_results_are_rounded(d, p, dtype):
 def test_the_same_cells_are_dropped(p, seed):
     *inputs, given = arguments(5, 41, 24)
     _, dx, dy, _, _ = with_gradients(fused, inputs, given, p, draw(seed))
-    kept = keep(draw(seed), dx.shape, p, dx.device)
+    kept = dropout_mask(draw(seed), dx.shape, p, dx.device)
     assert torch.equal(dy != 0, kept)
     assert 0.5 < (1 - kept.float().mean().item()) / p < 1.5
     assert far(dy[kept], dx[kept] / (1 - p)) <= 1e-6

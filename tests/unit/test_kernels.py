@@ -4,18 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sightline.model.kernels import (
-    Dropout,
-    activated,
-    add_and_norm,
-    attention,
-    drawn,
-    for_few_rows,
-    keep,
-    narrow,
-    share_keys,
-    spelled_out,
-)
+from sightline.model.kernels.attention import attention, attention_by_products
+from sightline.model.kernels.dropout import Dropout, assign_dropout_seeds, dropout_mask, dropout_mask_cpu
+from sightline.model.kernels.linear import column_major_weights, linear_activation, to_autocast
+from sightline.model.kernels.residual_norm import residual_norm
 from support import difference, translator
 
 CELLS = 1 << 20
@@ -31,14 +23,14 @@ def test_attention_spelled_out_is_the_kernels(causal, masked):
         allowed[..., 0] = True
         causal = False
     expected = F.scaled_dot_product_attention(q, k, v, allowed, is_causal=causal)
-    assert difference(spelled_out(q, k, v, allowed, 0.0, causal), expected) <= 1e-6
+    assert difference(attention_by_products(q, k, v, allowed, 0.0, causal), expected) <= 1e-6
     assert difference(attention(q, k, v, allowed, 0.0, causal), expected) <= 1e-6
 
 
 def test_a_query_that_may_look_nowhere_is_finite_in_both_ways():
     q, k, v = (torch.randn(1, 1, 2, 4, requires_grad=True) for _ in range(3))
     allowed = torch.tensor([[[[False, False], [True, False]]]])
-    spelled_out(q, k, v, allowed, 0.0, False).sum().backward()
+    attention_by_products(q, k, v, allowed, 0.0, False).sum().backward()
     assert all(x.grad.isfinite().all() for x in (q, k, v))
 
 
@@ -46,7 +38,7 @@ def test_weights_laid_out_for_few_rows_are_the_same_weights():
     model = translator("paper")
     source, target = torch.randint(4, 41, (2, 5)), torch.randint(4, 41, (2, 6))
     before, weights = model(source, target), {name: weight.clone() for name, weight in model.state_dict().items()}
-    for_few_rows(model)
+    column_major_weights(model)
     assert difference(model(source, target), before) <= 1e-6
     assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
     assert model.classifier.weight.T.is_contiguous()
@@ -65,8 +57,8 @@ def test_compiled_for_a_gpu_a_feed_forward_layer_is_what_it_was():
     linear, x = torch.nn.Linear(64, 96).cuda(), torch.randn(3, 5, 64, device="cuda", requires_grad=True)
     weights = [x, linear.weight, linear.bias]
     with torch.autocast("cuda", torch.bfloat16):
-        one = torch.compile(activated)(x, linear, F.relu)
-        other = activated(x, linear, F.relu)
+        one = torch.compile(linear_activation)(x, linear, F.relu)
+        other = linear_activation(x, linear, F.relu)
     assert one.dtype == other.dtype
     assert difference(one, other) <= 1e-2
     upstream = torch.randn_like(one)
@@ -82,7 +74,9 @@ def test_dropped_cells_are_as_many_as_they_should_be_and_do_not_know_of_each_oth
     before = None
     for key in torch.randint(-(2**31), 2**31 - 1, (8,), dtype=torch.int32):
         shape = torch.Size([CELLS])
-        kept = (keep(key, shape, p, torch.device("cpu")) if by == "hash" else drawn(shape, p)).double()
+        kept = (
+            dropout_mask(key, shape, p, torch.device("cpu")) if by == "hash" else dropout_mask_cpu(shape, p)
+        ).double()
         centred = kept - (1 - p)
         variance, root = p * (1 - p), CELLS**0.5
         assert abs(centred.mean()) * root / variance**0.5 < 5
@@ -113,17 +107,17 @@ def test_dropout_keeps_the_mean_sends_gradients_to_what_it_kept_and_follows_the_
 def test_every_dropout_has_a_key_of_its_own_and_new_ones_are_drawn_at_once():
     model = translator(dropout=0.1)
     found = [module for module in model.modules() if isinstance(module, Dropout)]
-    keys = share_keys(model, "cpu")
-    assert len(keys) == len(found) > 10
-    keys.random_(-(2**31), 2**31 - 1)
-    assert [int(module.key) for module in found] == keys.tolist()
-    assert len(set(keys.tolist())) == len(keys)
+    seeds = assign_dropout_seeds(model, "cpu")
+    assert len(seeds) == len(found) > 10
+    seeds.random_(-(2**31), 2**31 - 1)
+    assert [int(module.seed) for module in found] == seeds.tolist()
+    assert len(set(seeds.tolist())) == len(seeds)
 
 
 def test_vectors_are_narrow_under_autocast_alone():
     x, y, norm = torch.randn(2, 8), torch.randn(2, 8), torch.nn.LayerNorm(8)
-    assert narrow(x) is x
-    assert torch.equal(add_and_norm(x, y, Dropout(0.0), norm), norm(x + y))
+    assert to_autocast(x) is x
+    assert torch.equal(residual_norm(x, y, Dropout(0.0), norm), norm(x + y))
     with torch.autocast("cpu", torch.bfloat16):
-        assert narrow(x).dtype == torch.bfloat16
-        assert add_and_norm(narrow(x), narrow(y), Dropout(0.0), norm).dtype == torch.bfloat16
+        assert to_autocast(x).dtype == torch.bfloat16
+        assert residual_norm(to_autocast(x), to_autocast(y), Dropout(0.0), norm).dtype == torch.bfloat16

@@ -87,4 +87,4 @@ def test_on_devices_whose_kernels_cannot_be_trusted_a_blind_query_looks_everywhe
     assert for_kernel.tolist() == [[[[True, False], [True, True]]]]
     assert blind.tolist() == [[[[False], [True]]]]
     assert Mask(allowed).for_kernel(2, 2, CPU)[1] is None
-    assert Mask(allowed, sighted=True).for_kernel(2, 2, torch.device("cuda"))[1] is None
+    assert Mask(allowed, no_empty_rows=True).for_kernel(2, 2, torch.device("cuda"))[1] is None

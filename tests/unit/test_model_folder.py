@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from sightline.config import ModelConfig
 from sightline.errors import CheckpointError
-from sightline.model.kernels import for_few_rows
+from sightline.model.kernels.linear import column_major_weights
 from sightline.model.transformer import build
 from sightline.model_folder import (
     BUNDLED,
@@ -45,7 +45,7 @@ def test_weights_untied_by_an_engine_are_saved_tied(tmp_path):
     for make, inputs in ((translator, (ids(2, 6), ids(2, 5))), (writer, (ids(2, 5),)), (reader, (ids(2, 5),))):
         model = make("paper")
         expected = model(*inputs)
-        for_few_rows(model)
+        column_major_weights(model)
         save_model(model, tmp_path / "model")
         assert difference(load_model(tmp_path / "model")(*inputs), expected) <= 1e-6
         model.classifier.weight.mul_(0.5)

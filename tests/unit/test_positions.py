@@ -75,9 +75,9 @@ def test_the_product_of_two_depends_only_on_their_distance(kind, frequencies):
 
 
 def test_rotary_products_depend_only_on_the_distance():
-    waves = sinusoids(PositionsConfig(kind="rotary", max_length=64), 16)[None, None]
+    table = sinusoids(PositionsConfig(kind="rotary", max_length=64), 16)[None, None]
     q, k = torch.randn(2, 1, 1, 1, 16).expand(-1, -1, -1, 64, -1)
-    scores = rotate(q, waves) @ rotate(k, waves).mT
+    scores = rotate(q, table) @ rotate(k, table).mT
     for distance in (-9, 0, 3, 30):
         along = scores[0, 0].diagonal(distance)
         assert (along - along[0]).abs().max() <= 1e-4
@@ -85,9 +85,9 @@ def test_rotary_products_depend_only_on_the_distance():
 
 
 def test_rotary_equals_llama():
-    waves = sinusoids(PositionsConfig(kind="rotary", max_length=64), 16)[None, None]
+    table = sinusoids(PositionsConfig(kind="rotary", max_length=64), 16)[None, None]
     q, k = torch.randn(2, 3, 4, 64, 16)
     angles = torch.outer(torch.arange(64.0), 10_000 ** -(torch.arange(0, 16, 2) / 16)).repeat(1, 2)[None]
     theirs = apply_rotary_pos_emb(q, k, angles.cos(), angles.sin())
-    assert (rotate(q, waves) - theirs[0]).abs().max() <= 1e-5
-    assert (rotate(k, waves) - theirs[1]).abs().max() <= 1e-5
+    assert (rotate(q, table) - theirs[0]).abs().max() <= 1e-5
+    assert (rotate(k, table) - theirs[1]).abs().max() <= 1e-5

@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sightline.model import stepwise
-from sightline.model.stepwise import CHUNK, Reading, attend_rows, summary
+from sightline.model.kernels import decode
+from sightline.model.kernels.decode import CHUNK, DecodeWindow, attend_rows, summary
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -40,19 +40,19 @@ def random_rows(sentences, beams, d, capacity=70, dtype=torch.float32):
     k, v = torch.randn(2, rows, 2, capacity, d, device=DEVICE, dtype=dtype)
     lengths = torch.randint(1, capacity + 1, (rows,), device=DEVICE)
     lengths[0], lengths[-1] = 1, capacity
-    holders = torch.randint(0, rows, (rows, capacity), device=DEVICE)
-    return q, k, v, lengths, holders
+    row_index = torch.randint(0, rows, (rows, capacity), device=DEVICE)
+    return q, k, v, lengths, row_index
 
 
 @pytest.mark.parametrize(("sentences", "beams", "d"), [(1, 1, 16), (3, 4, 64), (2, 3, 24)])
 def test_each_row_reads_its_keys_where_they_are(sentences, beams, d):
-    q, k, v, lengths, holders = random_rows(sentences, beams, d)
-    found = attend_rows(q, k, v, Reading(lengths, holders))
-    sources = attend_rows(q, k[:sentences], v[:sentences], Reading(lengths[:sentences]))
+    q, k, v, lengths, row_index = random_rows(sentences, beams, d)
+    found = attend_rows(q, k, v, DecodeWindow(lengths, row_index))
+    sources = attend_rows(q, k[:sentences], v[:sentences], DecodeWindow(lengths[:sentences]))
     place = torch.arange(70, device=DEVICE)
     for row in range(len(q)):
         seen = place[: lengths[row]]
-        mine = holders[row, seen]
+        mine = row_index[row, seen]
         expected = F.scaled_dot_product_attention(
             q[row], k[mine, :, seen].transpose(0, 1), v[mine, :, seen].transpose(0, 1)
         )
@@ -77,11 +77,13 @@ def test_a_summary_is_the_norm_and_the_highest_of_each_chunk(n):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("sentences", "beams", "d"), [(1, 1, 16), (3, 4, 64), (2, 3, 24), (5, 1, 128)])
 def test_attention_by_the_kernel(sentences, beams, d, dtype):
-    q, k, v, lengths, holders = random_rows(sentences, beams, d, dtype=dtype)
-    for reading in (Reading(lengths, holders), Reading(lengths[:sentences])):
-        keys, values = (k, v) if reading.holders is not None else (k[:sentences], v[:sentences])
-        kernel = stepwise._attend_by_kernel(q, keys, values, reading)
-        plain = attend_rows(q.cpu(), keys.cpu(), values.cpu(), Reading(*(x if x is None else x.cpu() for x in reading)))
+    q, k, v, lengths, row_index = random_rows(sentences, beams, d, dtype=dtype)
+    for window in (DecodeWindow(lengths, row_index), DecodeWindow(lengths[:sentences])):
+        keys, values = (k, v) if window.row_index is not None else (k[:sentences], v[:sentences])
+        kernel = decode._attend_by_kernel(q, keys, values, window)
+        plain = attend_rows(
+            q.cpu(), keys.cpu(), values.cpu(), DecodeWindow(*(x if x is None else x.cpu() for x in window))
+        )
         assert kernel.shape == q.shape
         assert (kernel.cpu() - plain).abs().max() <= (1e-5 if dtype is torch.float32 else 2e-2)
 
@@ -93,7 +95,7 @@ def test_a_summary_by_the_kernel(n, dtype):
     scores = (torch.randn(5, n, device=DEVICE) * 3).to(dtype)
     scores[1, n // 2] = 50
     scores[2, ::2] = -torch.inf
-    norm, maxima = stepwise._summary_by_kernel(scores)
+    norm, maxima = decode._summary_by_kernel(scores)
     plain, expected = summary(scores.cpu())
     assert torch.allclose(norm.cpu(), plain, atol=1e-4)
     assert torch.equal(maxima.cpu(), expected)

@@ -7,6 +7,7 @@ import torch
 
 from sightline.errors import TraceError
 from sightline.model.mask import PackedRows
+from sightline.model.protocol import Inputs
 from sightline.model.transformer import rotate
 from sightline.trace.record import tracing
 from support import VOCAB, difference, every_variant, hooks, ids, packed, pad, reader, translator, writer
@@ -139,7 +140,7 @@ def test_generation_step_by_step_can_be_traced(variant):
     source, layout = pad([ids(6), ids(3)])
     target = ids(6, 4)
     with tracing(model) as trace:
-        cache = model.new_cache(model.encoder(source, layout), layout, capacity=4, beams=3)
+        cache = model.start(Inputs(source, source_layout=layout), capacity=4, beams=3)
         for i in range(4):
             model.step(target[:, i : i + 1], cache)
     assert max(trace.check().values()) <= 1e-5
@@ -270,7 +271,7 @@ def test_a_stack_can_be_traced_by_itself():
         lambda: model.encoder(source),
         lambda: model.encoder(source, layout),
         lambda: model.encoder(ids=source, layout=layout),
-        lambda: model.new_cache(model.encoder(source, layout=layout), layout, capacity=3),
+        lambda: model.start(Inputs(source, source_layout=layout), capacity=3),
     ):
         with tracing(model) as trace:
             run()
@@ -313,8 +314,8 @@ def test_what_the_caller_does_afterwards_changes_nothing():
     source, layout = pad([ids(6), ids(3)])
     with tracing(model) as trace:
         logits = model(source, ids(2, 5), layout)
-        cache = model.new_cache(model.encoder(source, layout), layout, capacity=4)
-        model.step(ids(2, 2), cache)
+        cache = model.start(Inputs(source, source_layout=layout), capacity=4)
+        model.step(ids(2, 1), cache)
     names = [
         "logits",
         "encoder.layers.0.self_attention.probabilities",
@@ -325,7 +326,7 @@ def test_what_the_caller_does_afterwards_changes_nothing():
     logits /= 3
     layout.fill_(True)
     cache.reorder(torch.tensor([1, 1]))
-    model.step(ids(2, 2), cache)
+    model.step(ids(2, 1), cache)
     for name, value in zip(names, before, strict=True):
         assert torch.equal(trace.runs(name)[-1].values, value), name
 
@@ -355,8 +356,8 @@ def test_beams_have_a_row_each():
     model = translator()
     source, layout = pad([ids(6), ids(3)])
     with tracing(model) as trace:
-        cache = model.new_cache(model.encoder(source, layout), layout, capacity=4, beams=3)
-        model.step(ids(6, 2), cache)
+        cache = model.start(Inputs(source, source_layout=layout), capacity=4, beams=3)
+        model.decoder(ids(6, 2), None, cache.cross, cache)
     cross = "decoder.layers.1.cross_attention"
     assert trace[f"{cross}.probabilities"].values.shape == (6, 2, 2, 6)
     assert trace[f"{cross}.k"].values.shape == (6, 2, 6, 12)

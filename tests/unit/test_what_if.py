@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sightline.errors import InputError, TraceError
+from sightline.model.protocol import Inputs
 from sightline.trace.record import tracing
 from sightline.trace.what_if import PARTS, what_if
 from support import difference, every_variant, hooks, ids, pad, reader, translator, writer
@@ -106,8 +107,8 @@ def test_edits_hold_through_a_cache_with_beams_as_in_the_full_pass():
     }
     with what_if(model, **edits):
         full = model(source.repeat_interleave(3, 0), target, layout.repeat_interleave(3, 0))
-        cache = model.new_cache(model.encoder(source, layout), layout, capacity=5, beams=3)
-        steps = torch.cat([model.step(target[:, i : i + 1], cache) for i in range(5)], 1)
+        cache = model.start(Inputs(source, source_layout=layout), capacity=5, beams=3)
+        steps = torch.stack([model.step(target[:, i : i + 1], cache) for i in range(5)], 1)
     assert difference(steps, full) <= 1e-5 * max(1.0, full.abs().max().item())
 
 

@@ -63,7 +63,7 @@ class Reader(nn.Module):
         self.model = model
 
     def forward(self, source: Source, source_mask: There) -> tuple[Memories, Memories]:
-        memory = self.model.decoder.remember(self.model.encoder(source, source_mask), Mask())
+        memory = self.model.decoder.project_source(self.model.encoder(source, source_mask), Mask())
         return torch.stack([one.keys for one in memory]), torch.stack([one.values for one in memory])
 
 
@@ -87,11 +87,11 @@ class Writer(nn.Module):
         decoder, past = self.model.decoder, past_keys.shape[3]
         places = torch.arange(past + target.shape[1], device=target.device)
         positions = places[None, past:]
-        mask, source = Mask(places <= positions[:, None, :, None], sighted=True), Mask.of(source_mask)
-        x, waves = decoder.embedding(target, positions), decoder.waves(positions)
+        mask, source = Mask(places <= positions[:, None, :, None], no_empty_rows=True), Mask.of(source_mask)
+        x, rotary = decoder.embedding(target, positions), decoder.rotary_table(positions)
         grown = []
         for i, layer in enumerate(decoder.layers):
-            back = LookBack(layer.self_attention, mask, waves, past_keys[i], past_values[i])
+            back = LookBack(layer.self_attention, mask, rotary, past_keys[i], past_values[i])
             x = layer.self_attention_residual(x, back)
             x = layer.cross_attention_residual(
                 x, LookOver(layer.cross_attention, source, memory_keys[i], memory_values[i])
@@ -106,13 +106,13 @@ class LookBack:
     """Self-attention of new tokens, which see those of the past as well."""
 
     def __init__(
-        self, attention: SelfAttention, mask: Mask, waves: Tensor | None, keys: Tensor, values: Tensor
+        self, attention: SelfAttention, mask: Mask, rotary: Tensor | None, keys: Tensor, values: Tensor
     ) -> None:
-        self.attention, self.mask, self.waves, self.keys, self.values = attention, mask, waves, keys, values
+        self.attention, self.mask, self.rotary, self.keys, self.values = attention, mask, rotary, keys, values
 
     def __call__(self, x: Vectors) -> Vectors:
         q, k, v = self.attention.split(self.attention.query_key_value(x), 3)
-        q, k = rotate(q, self.waves), rotate(k, self.waves)
+        q, k = rotate(q, self.rotary), rotate(k, self.rotary)
         self.keys, self.values = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
         return self.attention.concat(self.attention.attend(q, self.keys, self.values, self.mask))
 

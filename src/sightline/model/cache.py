@@ -124,7 +124,7 @@ class Cache:
         if other.sentences > self.sentences or other.beams not in (1, self.beams):
             raise InputError("A cache copies from one with no more sentences, and with 1 or the same number of beams.")
         for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
-            mine[:, :rows, :, :columns].unflatten(1, (-1, repeats)).copy_(theirs[:, :, None, :, :columns])
+            mine[:, :rows, :, :columns] = theirs[:, :, :, :columns].repeat_interleave(repeats, 1)
         self.lengths.zero_()
         self.lengths[:rows] = other.lengths.repeat_interleave(repeats)
         self.used, self.uniform_length = columns, other.uniform_length and other.sentences == self.sentences

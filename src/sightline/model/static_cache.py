@@ -72,7 +72,7 @@ class StaticCache(Cache):
         grows, and its replays do not run this code."""
         used = self.used
         super().advance(ids, layout)
-        if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+        if torch.compiler.is_compiling() or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
             self.used = used
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:

@@ -69,7 +69,8 @@ class Positions(nn.Module):
         else:
             with torch.device("cpu"):  # not every device supports double precision
                 table = sinusoids(config, width)
-            self.register_buffer("table", table.to(torch.get_default_device(), torch.get_default_dtype()), persistent=False)
+            table = table.to(torch.get_default_device(), torch.get_default_dtype())
+            self.register_buffer("table", table, persistent=False)
 
     def forward(self, positions: Ids) -> Vectors:
         return self.table[positions]
@@ -216,8 +217,8 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """LayerNorm(x + Sublayer(x)) (§3.1), with dropout on the sub-layer's output (§5.4). Pre-norm normalises the input of
-    the sub-layer instead: x + Sublayer(LayerNorm(x))."""
+    """LayerNorm(x + Sublayer(x)) (§3.1), with dropout on the sub-layer's output (§5.4). Pre-norm normalises its input
+    instead: x + Sublayer(LayerNorm(x))."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -308,14 +309,6 @@ class Decoder(Stack):
             cache.advance(ids, layout)
         return self.norm(x)
 
-    def start(self, inputs: Inputs, cache: Cache) -> Cache:
-        """Read the target so far into an empty cache: once per sentence, then copied to all of its beams."""
-        if inputs.target is not None and (columns := longest_row(inputs.target, inputs.target_layout, self.max_length)):
-            prefix = Cache(cache.config, cache.sentences, 1, columns, like=cache.keys)
-            self(inputs.target, inputs.target_layout, cache.cross, prefix)
-            cache.copy_from(prefix)
-        return cache
-
 
 # --- Models: the same blocks in three arrangements
 
@@ -329,9 +322,6 @@ class Model(nn.Module):
         super().__init__()
         self.config = config
 
-    def hidden(self, inputs: Inputs) -> Vectors:
-        raise NotImplementedError
-
     @property
     def device(self) -> torch.device:
         return self.classifier.weight.device
@@ -340,8 +330,42 @@ class Model(nn.Module):
         """Yield the layers."""
         return (module for module in self.modules() if isinstance(module, Layer))
 
+    def hidden(self, inputs: Inputs) -> Vectors:
+        """Compute everything below the classifier."""
+        raise NotImplementedError
 
-class EncoderDecoder(Model):
+
+class GenerativeModel(Model):
+    """Base of the models with a decoder."""
+
+    decoder: Decoder
+
+    def project_source(self, inputs: Inputs) -> list[CrossKV]:  # noqa: ARG002
+        """Return each decoder layer's keys and values of the encoder's output; none without an encoder."""
+        return []
+
+    def hidden(self, inputs: Inputs) -> Vectors:
+        return self.decoder(inputs.require("target"), inputs.target_layout, self.project_source(inputs))
+
+    def start(self, inputs: Inputs, *, beams: int = 1, capacity: int, static: bool = False) -> Cache:
+        """Read the source, if any, and the target so far; return the cache after them, with `beams` equal rows for each
+        sentence. The target is read once per sentence. It is padded on the right, and may be empty."""
+        cross, target, kind = self.project_source(inputs), inputs.target, StaticCache if static else Cache
+        sentences = len(cross[0].keys) if cross else len(inputs.require("target"))
+        like = cross[0].keys if cross else self.classifier.weight
+        cache = kind(self.config, sentences, beams, capacity, like=like, cross=cross)
+        if target is not None and (columns := longest_row(target, inputs.target_layout, self.decoder.max_length)):
+            prefix = Cache(self.config, sentences, 1, columns, like=like)
+            self.decoder(target, inputs.target_layout, cross, prefix)
+            cache.copy_from(prefix)
+        return cache
+
+    def step(self, tokens: NextIds, cache: Cache) -> NextLogits:
+        """Read the next token of each row; return a score for every token that could follow it."""
+        return self.classifier(self.decoder(tokens, None, cache.cross, cache))[:, -1]
+
+
+class EncoderDecoder(GenerativeModel):
     """The paper's model (figure 1): reads a source, writes a target."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -357,29 +381,15 @@ class EncoderDecoder(Model):
         """Teacher forcing: at each position of the target, return a score for every token that could come next."""
         return self.classifier(self.hidden(Inputs(source, target, source_layout, layout)))
 
-    def hidden(self, inputs: Inputs) -> Vectors:
-        """Compute everything below the classifier, at each position of the target."""
-        source, target = inputs.require("source"), inputs.require("target")
-        if len(source) != len(target):
+    def project_source(self, inputs: Inputs) -> list[CrossKV]:
+        source, target = inputs.require("source"), inputs.target
+        if target is not None and len(source) != len(target):
             raise InputError(f"The source has {len(source)} rows, but the target has {len(target)}.")
         memory = self.encoder(source, inputs.source_layout, inputs.segments)
-        cross = self.decoder.project_source(memory, Mask.of(inputs.source_layout, inputs.target_layout))
-        return self.decoder(target, inputs.target_layout, cross)
-
-    def start(self, inputs: Inputs, *, beams: int = 1, capacity: int, static: bool = False) -> Cache:
-        """Read the source and the target so far; return the cache after them, `beams` equal rows for each sentence."""
-        memory = self.encoder(inputs.require("source"), inputs.source_layout, inputs.segments)
-        cross = self.decoder.project_source(memory, Mask.of(inputs.source_layout))
-        kind = StaticCache if static else Cache
-        cache = kind(self.config, len(memory), beams, capacity, like=memory, cross=cross)
-        return self.decoder.start(inputs, cache)
-
-    def step(self, tokens: NextIds, cache: Cache) -> NextLogits:
-        """Read the next token of each row; return a score for every token that could follow it."""
-        return self.classifier(self.decoder(tokens, None, cache.cross, cache))[:, -1]
+        return self.decoder.project_source(memory, Mask.of(inputs.source_layout, inputs.target_layout))
 
 
-class DecoderOnly(Model):
+class DecoderOnly(GenerativeModel):
     """A language model (GPT): the decoder alone."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -389,20 +399,8 @@ class DecoderOnly(Model):
         initialise(self)
 
     def forward(self, ids: Ids, layout: Layout = None) -> Logits:
+        """Return, at each position, a score for every token that could come next."""
         return self.classifier(self.hidden(Inputs(target=ids, target_layout=layout)))
-
-    def hidden(self, inputs: Inputs) -> Vectors:
-        """Compute everything below the classifier, at each position of the target."""
-        return self.decoder(inputs.require("target"), inputs.target_layout)
-
-    def start(self, inputs: Inputs, *, beams: int = 1, capacity: int, static: bool = False) -> Cache:
-        """Read the text so far; return the cache after it, `beams` equal rows for each sentence."""
-        sentences, kind = len(inputs.require("target")), StaticCache if static else Cache
-        return self.decoder.start(inputs, kind(self.config, sentences, beams, capacity, like=self.classifier.weight))
-
-    def step(self, tokens: NextIds, cache: Cache) -> NextLogits:
-        """Read the next token of each row; return a score for every token that could follow it."""
-        return self.classifier(self.decoder(tokens, None, (), cache))[:, -1]
 
 
 class EncoderOnly(Model):

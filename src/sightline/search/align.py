@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sightline.errors import InputError
+from sightline.model.protocol import Inputs
 from sightline.model.transformer import EncoderDecoder
 from sightline.special import PAD, START
 from sightline.text.tokenizer import with_end
@@ -151,7 +152,7 @@ def _look(
         layout = source != PAD
         sums = torch.zeros(len(batch), len(groups), target.shape[1], source.shape[1], device=device)
         with _watching(model, groups, sums):
-            model.decode(target, model.encoder(source, layout), layout)
+            model.hidden(Inputs(source, target, layout))
         counts = torch.tensor([len(heads) for heads in groups], device=device)[:, None, None]
         for i, looks in zip(batch, (sums / counts).cpu(), strict=True):
             yield i, looks[:, : len(targets[i]) + 1, : len(sources[i])]

@@ -16,14 +16,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from sightline.config import SearchConfig
-from sightline.model.cache import Cache, Memory
-from sightline.model.mask import Mask
-from sightline.model.stepwise import Reading, summary
+from sightline.model.kernels.decode import summary
+from sightline.model.protocol import Inputs
+from sightline.model.static_cache import StaticCache
 from sightline.model.transformer import EncoderDecoder
 from sightline.search.beam import Beams
 from sightline.search.sampling import Samples
 from sightline.search.scorer import Scores
-from sightline.search.state import spread
 from sightline.special import PAD
 
 __all__ = ["LEAVE", "RecordedSearch", "Stage", "forget", "stage_of"]
@@ -51,9 +50,7 @@ class Place(NamedTuple):
     """Where all of one shape reads and writes."""
 
     source: Int[Tensor, "sentences source"]
-    lengths: Int[Tensor, " sentences"]
-    """Of the sources."""
-    cache: Cache
+    cache: StaticCache
     state: Beams | Samples
     recorded: dict[str, Any]
     """What was done here before, by name."""
@@ -73,22 +70,16 @@ class Stage:
         """Where a shape is played. What another shape has left there is lost."""
         if shape in self.places:
             return self.places[shape]
-        config, rows = model.config, shape.sentences * state.config.beams
-        layers, heads, d_k = config.decoder.layers, config.decoder.heads, config.d_model // config.decoder.heads
-        written = 2 * layers * rows * shape.capacity * config.d_model
-        read = 2 * layers * shape.sentences * shape.source * config.d_model
-        if len(self.vectors) < written + read:  # older places know the older memory, which is less than this
-            self.vectors = self.vectors.new_zeros(max(written + read, 2 * len(self.vectors)))
+        sizes = model.config, shape.sentences, state.config.beams, shape.capacity
+        needed = StaticCache.storage_size(*sizes, shape.source)
+        if len(self.vectors) < needed:  # older places know the older memory, which is less than this
+            self.vectors = self.vectors.new_zeros(max(needed, 2 * len(self.vectors)))
         source = torch.full((shape.sentences, shape.source), PAD, device=self.vectors.device)
-        lengths = torch.ones(shape.sentences, dtype=torch.long, device=self.vectors.device)
-        known = self.vectors[written : written + read].view(layers, 2, shape.sentences, heads, shape.source, d_k)
-        memory = [Memory(keys, values, Mask(reading=Reading(lengths))) for keys, values in known]
-        room = self.vectors[:written]
-        cache = Cache(config, rows, shape.capacity, like=self.vectors, static=True, memory=memory, room=room)
+        cache = StaticCache(*sizes, like=self.vectors, source=shape.source, storage=self.vectors)
         if len(self.places) >= MOST:
             del self.places[next(iter(self.places))]
         own = state.roomy(shape.sentences, shape.capacity - state.log_probs.shape[1])
-        self.places[shape] = Place(source, lengths, cache, own, {})
+        self.places[shape] = Place(source, cache, own, {})
         return self.places[shape]
 
     def play(self, work: Callable[[EncoderDecoder, Place], None], model: EncoderDecoder, place: Place) -> None:
@@ -97,12 +88,12 @@ class Stage:
             place.recorded[work.__name__].replay()
             return
         work(model, place)
-        if place.lengths.is_cuda:
+        if place.source.is_cuda:
             place.recorded[work.__name__] = self._record(work, model, place)
 
     def _record(self, work: Callable[[EncoderDecoder, Place], None], model: EncoderDecoder, place: Place) -> Any:
         """Recording does nothing. It has been done once by now, which has made ready all that it needs."""
-        graph, device = torch.cuda.CUDAGraph(), place.lengths.device
+        graph, device = torch.cuda.CUDAGraph(), place.source.device
         usual, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(usual)
         with torch.cuda.stream(stream):
@@ -115,19 +106,14 @@ class Stage:
 
 
 def read(model: EncoderDecoder, place: Place) -> None:
-    """Encode the sources of a place. A sentence that nobody asked for seems to have one token."""
-    there = place.source != PAD
-    place.lengths.copy_(there.sum(1).clamp(min=1))
-    encoded = model.encoder(place.source, there)
-    for into, (keys, values, _) in zip(place.cache.memory, model.decoder.remember(encoded, Mask()), strict=True):
-        into.keys.copy_(keys)
-        into.values.copy_(values)
+    """Encode the sources of a place."""
+    inputs = Inputs(place.source, source_layout=place.source != PAD)
+    place.cache.copy_from(model.start(inputs, capacity=1))
 
 
 def step(model: EncoderDecoder, place: Place) -> None:
     """Add a token to all hypotheses of a place."""
-    place.cache.used = 0  # it is full when the longest answer is, and counts by itself
-    logits = model.step(place.state.last(), place.cache)[:, -1]
+    logits = model.step(place.state.last(), place.cache)
     rows = place.state.grow(Scores(logits, *summary(logits)))
     if rows is not None and place.state.config.beams > 1:
         place.cache.reorder(rows)
@@ -187,7 +173,6 @@ class RecordedSearch:
         place.source.fill_(PAD)
         place.source[: len(source), : source.shape[1]] = source
         stage.play(read, model, place)
-        place.cache.lengths.zero_()
         place.state.enter(state)  # type: ignore[arg-type]
 
     @property
@@ -216,23 +201,10 @@ class RecordedSearch:
         """Go on with these sentences alone, in a smaller place if they fit in one."""
         old, state = self.place.cache, self.state
         state.keep(sentences)
-        used = int(state.length) - 1
-        rows, positions = spread(sentences, state.config.beams), torch.arange(used, device=sentences.device)
-        holders = old.holders[rows, :used]  # type: ignore[index]
-        written = [kept[:, holders, :, positions] for kept in (old.keys, old.values)]
-        memory = [(keys[sentences], values[sentences]) for keys, values, _ in old.memory]
-        lengths = self.place.lengths[sentences]
+        kept = old.extract(sentences, int(state.length) - 1)
         self.shape, self.sentences = self.shape._replace(sentences=_batch(len(sentences))), len(sentences)
         self.place = place = self.stage.place(self.model, self.shape, state)
-        cache = place.cache
-        cache.lengths.fill_(used)
-        cache.holders.copy_(cache.numbers[:, None].expand_as(cache.holders))  # type: ignore[union-attr, arg-type]
-        for into, kept in zip((cache.keys, cache.values), written, strict=True):
-            into[:, : len(rows), :, :used] = kept.permute(2, 0, 3, 1, 4)
-        for known, (keys, values) in zip(cache.memory, memory, strict=True):
-            known.keys[: len(keys)], known.values[: len(keys)] = keys, values
-        place.lengths.fill_(1)
-        place.lengths[: len(lengths)] = lengths
+        place.cache.copy_from(kept)
         place.state.enter(state)  # type: ignore[arg-type]
 
 

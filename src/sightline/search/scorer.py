@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from sightline.model.kernels.decode import CHUNK
 from sightline.model.mask import Layout
-from sightline.model.stepwise import CHUNK
+from sightline.model.protocol import Inputs
 from sightline.model.transformer import EncoderDecoder
 from sightline.special import PAD
 
@@ -52,7 +53,7 @@ class Scorer:
         layout: Layout = None if bool(there.all()) else there
         self.models = models
         self.caches = [
-            model.new_cache(model.encoder(source, layout), layout, capacity=capacity, beams=beams) for model in models
+            model.start(Inputs(source, source_layout=layout), capacity=capacity, beams=beams) for model in models
         ]
         self.watched = watched
         self.attention: Float[Tensor, "rows source"] | None = None
@@ -72,7 +73,7 @@ class Scorer:
     def _step(self, i: int, tokens: Tensor) -> Float[Tensor, "rows vocab"]:
         model, cache = self.models[i], self.caches[i]
         if not self.watched:
-            return model.step(tokens, cache)[:, -1].float()
+            return model.step(tokens, cache).float()
         seen: list[Tensor] = []
         here = get_ident()
 
@@ -86,7 +87,7 @@ class Scorer:
 
         hook = model.decoder.layers[-1].cross_attention.attend.register_forward_pre_hook(look)
         try:
-            logits = model.step(tokens, cache)[:, -1].float()
+            logits = model.step(tokens, cache).float()
         finally:
             hook.remove()
         mean = seen[0].flatten(0, 1) / len(self.models)  # the beams of a sentence ask one after another
@@ -101,7 +102,7 @@ class Scorer:
     def keep(self, sentences: Int[Tensor, " kept"]) -> None:
         """Go on with these sentences alone."""
         for cache in self.caches:
-            cache.keep(sentences)
+            cache.select(sentences)
 
 
 def highest(

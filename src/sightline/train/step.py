@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from sightline.config import TrainConfig
 from sightline.data.batches import Batch
 from sightline.data.feed import Update
-from sightline.model.kernels import share_keys
-from sightline.model.transformer import DecoderOnly, EncoderDecoder, Model
+from sightline.model.kernels.dropout import assign_dropout_seeds
+from sightline.model.protocol import Inputs
+from sightline.model.transformer import Model
 from sightline.train.distributed import World, full_tensor
 from sightline.train.loss import Loss, linear_cross_entropy
 from sightline.train.optimizer import make_optimizers
@@ -40,14 +41,10 @@ class Objective(nn.Module):
 
 
 def hidden(model: Model, batch: Batch) -> Tensor:
-    """The vectors that the classifier turns into scores."""
-    if isinstance(model, EncoderDecoder):
-        assert batch.source is not None  # noqa: S101 - a store of pairs gives pairs
-        encoded = model.encoder(batch.source, batch.source_layout)
-        return model.decode(batch.target_in, encoded, batch.source_layout, batch.target_layout)
-    if isinstance(model, DecoderOnly):
-        return model.decoder(batch.target_in, batch.target_layout)
-    return model.head_norm(model.head_activation(model.head(model.encoder(batch.target_in, batch.target_layout))))
+    """Return the vectors that the classifier turns into scores. A batch of texts is the source of an encoder-only
+    model, and the target of a decoder-only one."""
+    source = (batch.target_in, batch.target_layout) if batch.source is None else (batch.source, batch.source_layout)
+    return model.hidden(Inputs(source[0], batch.target_in, source[1], batch.target_layout))
 
 
 def seed_of(seed: int, step: int, batch: int) -> int:
@@ -83,7 +80,7 @@ class Step:
         graphs: bool = False,
     ) -> None:
         self.model, self.config, self.device, self.processes, self.bfloat16 = model, config, device, processes, bfloat16
-        self.dropout_seeds = share_keys(model, device) if device.type == "cuda" else None
+        self.dropout_seeds = assign_dropout_seeds(model, device) if device.type == "cuda" else None
         if compiled:
             _compile(model)
         self.objective = wrap(Objective(model, config.smoothing, config.r_drop, compiled))
@@ -185,7 +182,7 @@ def _compile(model: Model) -> None:
         for layer in getattr(stack, "layers", []):
             layer.compile()
             if hasattr(layer, "cross_attention"):  # keys and values of the source are made outside the layer
-                layer.cross_attention.remember = torch.compile(layer.cross_attention.remember)
+                layer.cross_attention.project_source = torch.compile(layer.cross_attention.project_source)
 
 
 @torch.no_grad()

@@ -90,7 +90,7 @@ if triton is not None:
         query = tl.load(q + row.to(tl.int64) * q_row + head * q_head + column, wide, 0.0).to(tl.float32) * scale
         length = tl.load(lengths + row // group)
         highest = float("-inf")
-        total = 0.0
+        total = 0.0  # stays 0 without keys, else at least 1
         mean = tl.zeros([WIDTH], tl.float32)
         for start in range(0, length, BLOCK):
             key = start + tl.arange(0, BLOCK)
@@ -110,7 +110,9 @@ if triton is not None:
             mean = mean * fade + tl.sum(weight[:, None] * values, 0)
             total = total * fade + tl.sum(weight, 0)
             highest = higher
-        tl.store(out + tl.program_id(0).to(tl.int64) * D + column, mean / tl.maximum(total, 1.0), wide)  # the total is 0 without keys, else at least 1
+        tl.store(
+            out + tl.program_id(0).to(tl.int64) * D + column, mean / tl.maximum(total, 1.0), wide
+        )  # the total is 0 without keys, else at least 1
 
     @triton.jit(do_not_specialize=["n", "chunks"])
     @no_type_check

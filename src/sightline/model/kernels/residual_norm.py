@@ -72,10 +72,10 @@ def fused_residual_norm(
     return torch.ops.sightline.residual_norm(x, y, weight, bias, epsilon, p, seed if p else None)[0]
 
 
-# --- Kernels. A program computes ROWS rows of D cells at once, in a block of BLOCK columns, then advances by the rows of
-# all programs. Rows and columns are 2-D everywhere, (ROWS, 1) and (1, BLOCK). `no_type_check` also disables the shape
-# checks of the tests, which would wrap the functions that Triton compiles. Kernels are not specialised on the address
-# of the seed or the number of rows, or a new batch would compile a new kernel.
+# --- Kernels. A program computes ROWS rows of D cells at once, in a block of BLOCK columns, then advances by the rows
+# of all programs. Rows and columns are 2-D everywhere, (ROWS, 1) and (1, BLOCK). `no_type_check` also disables the
+# shape checks of the tests, which would wrap the functions that Triton compiles. Kernels are not specialised on the
+# address of the seed or the number of rows, or a new batch would compile a new kernel.
 
 if triton is not None:
 
