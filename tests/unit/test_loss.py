@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from sightline.model.protocol import Inputs
 from sightline.special import PAD
 from sightline.train import loss as losses
 from sightline.train.loss import linear_cross_entropy
@@ -65,9 +66,9 @@ def test_packed_equals_padded_with_gradients():
     answer = pad(answers)[0].masked_fill(~there, PAD)
     parameters = list(model.parameters())
 
-    one = loss_of(model.decode(target, model.encoder(source, layout), layout), model.classifier, answer, 0.1)
+    one = loss_of(model.hidden(Inputs(source, target, layout)), model.classifier, answer, 0.1)
     (source, packing), (target, target_packing) = packed(sources), packed(targets)
-    hidden = model.decode(target, model.encoder(source, packing), packing, target_packing)
+    hidden = model.hidden(Inputs(source, target, packing, target_packing))
     other = loss_of(hidden, model.classifier, packed(answers)[0], 0.1)
     assert difference(one.smoothed, other.smoothed) <= 1e-4
     pairs = zip(
