@@ -1,7 +1,10 @@
-# make demo    see it work: needs only Python 3.11 or newer
-# make test    everything that must hold
-# make bench   speed, side by side with others
-# make web     build the page
+# make demo       see it work; needs only Python 3.11 or newer
+# make check      lint, types and the fast tests (about a minute)
+# make test       all tests, except those that need minutes or a download
+# make test-slow  those that need minutes or a download
+# make bench      the speed of a training step, next to other libraries
+# make web        build the page
+# make docs       generate the reference pages
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
@@ -9,48 +12,52 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $$p && break; done)
 BIN := .venv/bin
 PIP := PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check
-# Of all that pip says, what a person wants to see: which package it is at.
-AT := awk '/^Collecting/ { split($$2, name, /[<>=~!;[(]/); print "   " name[1] } /^Installing/ { print "   installing them all" } { fflush() }'
-.PHONY: help setup demo test test-slow bench web docs clean
+# Of pip's output, show only the package that it has reached.
+PROGRESS := awk '/^Collecting/ { split($$2, name, /[<>=~!;[(]/); print "   " name[1] } /^Installing/ { print "   installing all packages" } { fflush() }'
+.PHONY: help setup demo check test test-slow bench web docs clean
 
 help:
 	@sed -n 's/^# \(make \)/\1/p' Makefile
 
 setup: .venv/dev
 
-# The virtual environment comes in two sizes: what runs, and what also tests.
+# The virtual environment has two sizes: for use, and with the development tools.
 .venv/made:
-	@test -n "$(PYTHON)" || { echo "Sightline needs Python 3.11 or newer; install it, or name it: make PYTHON=/path/to/python"; exit 1; }
-	@echo "== Making a virtual environment in .venv with $$($(PYTHON) --version)"
-	@$(PYTHON) -m venv .venv
+	@test -n "$(PYTHON)" || { echo "Sightline needs Python 3.11 or newer. Install it, or pass its path: make PYTHON=/path/to/python"; exit 1; }
+	@echo "== Creating a virtual environment in .venv with $$("$(PYTHON)" --version)"
+	@"$(PYTHON)" -m venv .venv
 	@touch $@
 
 .venv/run: .venv/made pyproject.toml
 	@echo "== Installing Sightline (PyTorch is large; this happens once)"
-	@$(PIP) -e '.[serve]' | $(AT)
+	@$(PIP) -e '.[serve]' | $(PROGRESS)
 	@touch $@
 
 .venv/dev: .venv/made pyproject.toml
-	@echo "== Installing Sightline and what its tests need (PyTorch is large; this happens once)"
-	@$(PIP) -e '.[dev]' | $(AT)
+	@echo "== Installing Sightline and its development tools (PyTorch is large; this happens once)"
+	@$(PIP) -e '.[dev]' | $(PROGRESS)
 	@touch $@ .venv/run
 
 demo: .venv/run
 	@$(BIN)/sightline demo
 
-# The page's own tools. Without npm, what needs them is not tested.
+# The tools that build the page. Without npm, the tests that need them are skipped.
 web/node_modules/.package-lock.json: web/package-lock.json
-	@if command -v npm >/dev/null; then echo "== Installing what the page is built with"; cd web && npm ci --loglevel error --no-audit --no-fund; fi
+	@if command -v npm >/dev/null; then echo "== Installing the tools that build the page"; cd web && npm ci --loglevel error --no-audit --no-fund; fi
+
+check: .venv/dev
+	@echo "== Checking: lint, types, fast tests"
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not medium and not browser and not slow" --hypothesis-profile check
 
 test: .venv/dev web/node_modules/.package-lock.json
-	@echo "== Testing: lint, types, and everything that must hold (some minutes)"
+	@echo "== Testing: lint, types, all tests but the slow ones (some minutes)"
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --durations 5
 
 test-slow: .venv/dev
 	@$(BIN)/python -m pytest -m slow
 
 bench: .venv/dev
-	@echo "== A training step, side by side with Hugging Face and torch (leave the machine alone meanwhile)"
+	@echo "== Measuring a training step next to Hugging Face and torch (leave the machine idle meanwhile)"
 	@$(BIN)/python benchmarks/step.py --size $$($(BIN)/python -c 'import torch; print("base" if torch.cuda.is_available() else "tiny")')
 
 web: web/node_modules/.package-lock.json
