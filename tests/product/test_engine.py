@@ -413,7 +413,7 @@ def test_chosen_heads_are_found_beside_the_model(engine, taught, tmp_path):
         engine.align(["x"], ["y", "z"])
     with pytest.raises(InputError, match="pair 1 is too long"):
         engine.align(["x " * 9000], ["y"])
-    with pytest.raises(InputError, match="1 pairs and gold links for 2"):
+    with pytest.raises(InputError, match="`gold`.*got 2"):
         choose_heads(engine, ["x"], ["y"], [[(0, 0)], []])
-    with pytest.raises(InputError, match="there are none"):
+    with pytest.raises(InputError, match="`gold`"):
         choose_heads(engine, ["x"], ["y"], [[]])

@@ -1,1 +1,1 @@
-"""How good it is, in numbers others can compare with."""
+"""Evaluation: scores of translations, comparison of systems, alignment error rate."""

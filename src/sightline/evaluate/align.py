@@ -1,4 +1,4 @@
-"""How good word alignments are against gold ones, and which heads give the best."""
+"""Alignment error rate, and the choice of the attention heads with the lowest."""
 
 import json
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ from sightline.files import write_files
 from sightline.model_folder import ALIGNMENT
 from sightline.search.align import Alignment, Head, Heads, Step, align, every_head, link, weigh
 
-__all__ = ["MOST", "Agreement", "Choice", "agreement", "choose_heads", "gold_of", "save_choice"]
+__all__ = ["MAX_HEADS", "Agreement", "Choice", "agreement", "choose_heads", "gold_of", "save_choice"]
 
-MOST = 4
-"""Heads that are chosen at most."""
-GAIN = 0.001
-"""What a further head must lower the error rate by."""
+MAX_HEADS = 4
+"""Largest number of heads to choose."""
+MIN_GAIN = 0.001
+"""Smallest reduction of the error rate that justifies another head."""
 
 
 class Agreement(NamedTuple):
-    """How far found links A are the gold links G, over all pairs together."""
+    """Agreement of predicted links A with gold links G, over all pairs."""
 
     error: float
-    """Alignment error rate, 1 - 2 |A ∩ G| / (|A| + |G|) (Och and Ney, 2003, where all gold links are sure)."""
+    """Alignment error rate, 1 - 2 |A ∩ G| / (|A| + |G|) (Och and Ney, 2003, with sure links only)."""
     precision: float
     """|A ∩ G| / |A|"""
     recall: float
@@ -34,35 +34,45 @@ class Agreement(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Heads that were chosen, and how good they are on the pairs they were chosen by."""
+    """Chosen heads, and their error rate on the pairs they were chosen by."""
 
     heads: Heads
     error: float
     pairs: int
 
 
-def agreement(found: Sequence[Alignment], gold: Sequence[Alignment]) -> Agreement:
-    """The error rate, precision and recall of alignments."""
-    if len(found) != len(gold):
-        raise InputError(f"there are {len(found)} alignments and {len(gold)} gold ones; they come in pairs.")
-    both = sum(len({*right} & {*links}) for links, right in zip(found, gold, strict=True))
-    here, there = sum(len({*links}) for links in found), sum(len({*right}) for right in gold)
+def agreement(predicted: Sequence[Alignment], gold: Sequence[Alignment]) -> Agreement:
+    """Return error rate, precision and recall of alignments."""
+    if len(predicted) != len(gold):
+        raise InputError(
+            f"`gold` must have one alignment for each of {len(predicted)} pairs, got {len(gold)}.",
+            option="gold",
+            value=len(gold),
+        )
+    both = sum(len({*right} & {*links}) for links, right in zip(predicted, gold, strict=True))
+    in_predicted, in_gold = sum(len({*links}) for links in predicted), sum(len({*right}) for right in gold)
     return Agreement(
-        1 - 2 * both / (here + there) if here + there else 0.0,
-        both / here if here else 1.0,
-        both / there if there else 1.0,
+        1 - 2 * both / (in_predicted + in_gold) if in_predicted + in_gold else 0.0,
+        both / in_predicted if in_predicted else 1.0,
+        both / in_gold if in_gold else 1.0,
     )
 
 
 def choose_heads(engine: Engine, sources: Sequence[str], targets: Sequence[str], gold: Sequence[Alignment]) -> Choice:
-    """The heads whose mean has the lowest error rate on these pairs: first the best one of all, then, as long as it
-    helps, the one that is best beside those that are chosen; for both steps. Where that is no better than all heads
-    together, all of them."""
+    """Choose the heads whose mean attention has the lowest error rate on these pairs, for both steps.
+
+    The search is greedy: it adds the best further head as long as the error rate falls. Return all heads if no choice
+    is better.
+    """
     given, wanted = engine.words(sources, targets)
     if len(given) != len(gold):
-        raise InputError(f"there are {len(given)} pairs and gold links for {len(gold)}; each pair needs its own.")
+        raise InputError(
+            f"`gold` must have one alignment for each of {len(given)} pairs, got {len(gold)}.",
+            option="gold",
+            value=len(gold),
+        )
     if not any(gold):
-        raise InputError("heads are chosen by pairs with gold links, and there are none.")
+        raise InputError("`gold` has no links to choose heads by.", option="gold")
     every = every_head(engine.model)
     best = Choice(Heads(every), agreement(align(engine.model, given, wanted), gold).error, len(gold))
     steps: tuple[Step, ...] = ("predicts", "reads")
@@ -70,17 +80,17 @@ def choose_heads(engine: Engine, sources: Sequence[str], targets: Sequence[str],
         weights = dict(weigh(engine.model, given, wanted, [[head] for head in every], step))
 
         def error(heads: Sequence[Head], weights: dict[int, Tensor] = weights) -> float:
-            places = [every.index(head) for head in heads]
-            found: list[Alignment] = [[] for _ in gold]
+            indices = [every.index(head) for head in heads]
+            predicted: list[Alignment] = [[] for _ in gold]
             for i, each in weights.items():
-                found[i] = link(each[places].mean(0), given[i], wanted[i])
-            return agreement(found, gold).error
+                predicted[i] = link(each[indices].mean(0), given[i], wanted[i])
+            return agreement(predicted, gold).error
 
         chosen: list[Head] = []
         last = 1.0
-        while len(chosen) < MOST:
+        while len(chosen) < MAX_HEADS:
             lowest, head = min((error([*chosen, head]), head) for head in every if head not in chosen)
-            if lowest > last - GAIN:
+            if lowest > last - MIN_GAIN:
                 break
             chosen, last = [*chosen, head], lowest
         if last < best.error:
@@ -89,7 +99,7 @@ def choose_heads(engine: Engine, sources: Sequence[str], targets: Sequence[str],
 
 
 def save_choice(folder: Path | str, choice: Choice) -> None:
-    """Keep it beside the model, where `load` finds it."""
+    """Write the choice next to the model, where `load` finds it."""
     about = {
         "heads": choice.heads.heads,
         "step": choice.heads.step,
@@ -100,7 +110,7 @@ def save_choice(folder: Path | str, choice: Choice) -> None:
 
 
 def gold_of(pair: Pair) -> Alignment:
-    """The gold links of a pair of the built-in corpus between the words that white space separates. A mark belongs to
+    """Return the gold links of a built-in pair between words separated by white space. A punctuation mark belongs to
     the word before it, and its own link does not count."""
     source, target = _with_marks(pair.source_words), _with_marks(pair.target_words)
     return sorted((source[i], target[j]) for i, j in pair.alignment if pair.source_words[i] != ".")

@@ -1,4 +1,4 @@
-"""COMET: how good another model finds a translation, given its source and its reference. Only where it is installed."""
+"""COMET: a score by a model that reads source, translation and reference. Needs the package unbabel-comet."""
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -11,12 +11,11 @@ from sightline.files import optional_import
 __all__ = ["MODEL", "load"]
 
 MODEL = "Unbabel/wmt22-comet-da"
-"""The one that papers use when they say COMET-22; about 2 GB, downloaded when it is first asked for."""
+"""The model of COMET-22; about 2 GB, downloaded when first used."""
 
 
 def load(name: str = MODEL) -> Callable[[Sequence[str], Sequence[str], Sequence[str]], Score]:
-    """The score as a function of sources, hypotheses and references, with its model loaded: what is missing is told
-    before anything is translated."""
+    """Load the model; return the score as a function of sources, hypotheses and references."""
     package = optional_import("comet", package="unbabel-comet")
     model = package.load_from_checkpoint(package.download_model(name))
     signature = f"model:{name}|version:{version('unbabel-comet')}"

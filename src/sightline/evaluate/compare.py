@@ -1,7 +1,7 @@
-"""How sure a score is, and whether one system is better than another or was only lucky with its sentences.
+"""Confidence intervals of scores, and significance tests between two systems.
 
-A score of a corpus is computed from sums of counts over its sentences. The counts are taken once, by sacreBLEU; to
-score a thousand corpora made of the same sentences is then a thousand sums.
+The score of a corpus is a function of sums of statistics over its sentences. sacreBLEU computes the statistics once;
+each resampled corpus then only needs another sum.
 """
 
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from sightline.evaluate.scores import METRICS, metric
 __all__ = ["RESAMPLES", "SEED", "TRIALS", "Comparison", "Estimate", "compare", "estimate"]
 
 RESAMPLES = 1000
-"""Corpora drawn for an interval."""
+"""Resampled corpora for an interval."""
 TRIALS = 10_000
-"""Exchanges drawn for a p-value."""
+"""Trials of a randomisation test."""
 SEED = 12345
-"""The one sacreBLEU takes: the draws are the same, here and there, today and tomorrow."""
-AT_ONCE = 32
-"""Trials in one product of matrices. Few, as each has a number for every sentence; a multiple of the 32 bits that are
-drawn at a time, so that the draws do not depend on it."""
+"""The seed of sacreBLEU, so that the samples are the same."""
+TRIALS_PER_BATCH = 32
+"""Trials in one matrix product; each has a number for every sentence, so few save memory. A multiple of the 32 bits
+that the generator draws at a time, so that the samples do not depend on it."""
 
 
 class Estimate(NamedTuple):
-    """A score, and where it would be 95 times of 100 with other sentences of the same kind."""
+    """A score with its 95 % confidence interval."""
 
     value: float
     low: float
@@ -42,17 +42,16 @@ class Comparison(NamedTuple):
     one: Estimate
     other: Estimate
     difference: float
-    """The one's score minus the other's."""
+    """Score of `one` minus score of `other`."""
     p_value: float
-    """How often a difference as large comes about if it makes no difference which system a translation is from."""
+    """Probability of a difference at least as large if the systems are equally good."""
     signature: str
 
 
 def estimate(
     hypotheses: Sequence[str], references: Sequence[str], names: Sequence[str] = METRICS
 ) -> dict[str, Estimate]:
-    """Scores with their intervals, by the bootstrap of Koehn (2004): the score again and again, each time of as many
-    sentences, drawn from the corpus with replacement."""
+    """Return scores with confidence intervals, by bootstrap resampling (Koehn, 2004)."""
     found = {}
     for name in names:
         one = metric(name)
@@ -63,11 +62,11 @@ def estimate(
 def compare(
     hypotheses: Sequence[str], others: Sequence[str], references: Sequence[str], names: Sequence[str] = METRICS
 ) -> dict[str, Comparison]:
-    """Two systems side by side. The p-value is that of approximate randomisation, two-sided (Riezler and Maxwell,
-    2005): for every sentence a coin decides whether the two exchange their translations.
+    """Compare two systems by two-sided approximate randomisation (Riezler and Maxwell, 2005): each trial exchanges the
+    translations of a random half of the sentences.
 
-    The draws are sacreBLEU's. But it leaves out trials that give exactly the difference there is, and so finds a system
-    significantly different from itself; here they count, as they must for the test to be right.
+    The samples are sacreBLEU's. Trials that give exactly the observed difference count here, as the test requires.
+    sacreBLEU leaves them out, and so finds a system significantly different from itself.
     """
     found = {}
     for name in names:
@@ -76,22 +75,24 @@ def compare(
         one, other = _estimate(of, mine), _estimate(of, theirs)
         difference = one.value - other.value
         as_large = sum(gap >= abs(difference) for gap in _exchanges(of, mine, theirs))
-        p_value = (as_large + 1) / (TRIALS + 1)  # what was found is one of the ways it could have come out
+        p_value = (as_large + 1) / (TRIALS + 1)  # the observed assignment counts as one trial
         signature = _signature(of, bs=RESAMPLES, ar=TRIALS, seed=SEED)
         found[name] = Comparison(one, other, difference, p_value, signature)
     return found
 
 
 def _counts(of: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> NDArray[np.float64]:
-    """What the metric adds up, a row for each sentence."""
+    """Return the statistics that the metric sums, one row per sentence."""
     if len(hypotheses) != len(references):
         raise InputError(
-            f"there are {len(hypotheses):,} hypotheses and {len(references):,} references; there must be as many."
+            f"`references` must have one line for each of {len(hypotheses):,} hypotheses, got {len(references):,}.",
+            option="references",
+            value=len(references),
         )
     if not hypotheses:
-        raise InputError("there is nothing to score; give at least one hypothesis and its reference.")
+        raise InputError("`hypotheses` is empty. Give at least one line.", option="hypotheses", value=hypotheses)
     rows = of._extract_corpus_statistics(list(hypotheses), [list(references)])
-    return np.array(rows, dtype=np.float64)  # counts, and so exact
+    return np.array(rows, dtype=np.float64)  # integers, so sums are exact
 
 
 def _score(of: Metric, sums: NDArray[np.float64]) -> float:
@@ -111,12 +112,12 @@ def _estimate(of: Metric, counts: NDArray[np.float64]) -> Estimate:
 
 
 def _exchanges(of: Metric, mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> list[float]:
-    """How far apart the two are, each time a coin has decided for every sentence whose translation is whose."""
+    """Return the absolute differences of the scores in random exchanges of translations."""
     generator = np.random.default_rng(SEED)
     both = mine.sum(0) + theirs.sum(0)
     gaps = []
-    for done in range(0, TRIALS, AT_ONCE):
-        coins = generator.integers(2, size=(min(AT_ONCE, TRIALS - done), len(mine)), dtype=bool)
+    for done in range(0, TRIALS, TRIALS_PER_BATCH):
+        coins = generator.integers(2, size=(min(TRIALS_PER_BATCH, TRIALS - done), len(mine)), dtype=bool)
         sums = theirs.sum(0) + coins.astype(np.float64) @ (mine - theirs)
         gaps += [abs(_score(of, row) - _score(of, both - row)) for row in sums]
     return gaps

@@ -1,4 +1,4 @@
-"""How well a model translates the built-in corpus, where one knows exactly what is right."""
+"""Accuracy of a model on the built-in corpus, in which each sentence has one correct translation."""
 
 from typing import NamedTuple
 
@@ -12,35 +12,35 @@ __all__ = ["Grammar", "grammar", "translations"]
 
 
 class Grammar(NamedTuple):
-    """Shares of what is right."""
+    """Accuracy of translations."""
 
     exact: float
-    """Sentences that are right to the letter."""
+    """Share of sentences that equal the reference."""
     pronouns: float
-    """Sentences with "it" in which it is the right one of er, sie and es."""
+    """Share of the sentences with "it" that have the correct pronoun: er, sie or es."""
 
 
 def grammar(model: EncoderDecoder, tokenizer: Tokenizer, split: Split = "test", count: int = 1000) -> Grammar:
-    """Translate sentences of a split that were never trained on, and count."""
+    """Translate sentences of a split, and return the accuracy."""
     pairs = list(generate(split, count))
     texts = translations(model, tokenizer, [pair.source for pair in pairs])
     exact = [text == pair.target for text, pair in zip(texts, pairs, strict=True)]
-    pronouns = [_pronoun(text) == _wanted(pair) for text, pair in zip(texts, pairs, strict=True) if _wanted(pair)]
+    pronouns = [_pronoun(text) == _expected(pair) for text, pair in zip(texts, pairs, strict=True) if _expected(pair)]
     return Grammar(sum(exact) / len(exact), sum(pronouns) / max(len(pronouns), 1))
 
 
 def translations(model: EncoderDecoder, tokenizer: Tokenizer, sources: list[str]) -> list[str]:
-    """What the model says, token by token the best."""
+    """Translate by greedy search."""
     found = find(model, tokenizer.source.encode(sources), SearchConfig(beams=1))
     return [tokenizer.decode(best.ids) for (best, *_) in found]
 
 
-def _wanted(pair: Pair) -> str | None:
-    place = pair.target_pronoun
-    return None if place is None else pair.target_words[place]
+def _expected(pair: Pair) -> str | None:
+    index = pair.target_pronoun
+    return None if index is None else pair.target_words[index]
 
 
 def _pronoun(text: str) -> str | None:
-    """The word behind "weil", which is where the grammar has it."""
+    """Return the word after "weil", the position of the pronoun in this grammar."""
     words = text.replace(",", " ").replace(".", " ").split()
     return words[words.index("weil") + 1] if "weil" in words[:-1] else None

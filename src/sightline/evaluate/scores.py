@@ -1,4 +1,4 @@
-"""BLEU, chrF and TER by sacreBLEU, each with the signature that says what exactly was computed."""
+"""BLEU, chrF and TER by sacreBLEU, with its signatures."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,11 +13,11 @@ from sightline.errors import InputError
 __all__ = ["METRICS", "Score", "metric", "scores", "values"]
 
 METRICS = ("bleu", "chrf", "ter")
-"""Names of what can be computed. Of bleu and chrf more is better, of ter less."""
+"""Names of the metrics. Higher is better for bleu and chrf, lower for ter."""
 
 
 class Score(NamedTuple):
-    """One number, and how it was computed."""
+    """A score, and the signature of its computation."""
 
     value: float
     signature: str
@@ -26,7 +26,7 @@ class Score(NamedTuple):
 def scores(
     hypotheses: Sequence[str], references: Sequence[str], names: Sequence[str] = ("bleu", "chrf")
 ) -> dict[str, Score]:
-    """What is asked for of bleu, chrf and ter, of a corpus with one reference to each hypothesis."""
+    """Return the scores of a corpus with one reference per hypothesis, by metric."""
     found = {}
     for name in names:
         one = metric(name)
@@ -36,13 +36,15 @@ def scores(
 
 
 def values(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """The numbers alone."""
+    """Return bleu and chrf as plain numbers."""
     return {name: score.value for name, score in scores(hypotheses, references).items()}
 
 
 def metric(name: str) -> Metric:
-    """A metric of sacreBLEU as it is when nothing is chosen, so that the numbers are those others have."""
+    """Return a metric of sacreBLEU with its default options, so that scores are comparable."""
     if name not in METRICS:
-        raise InputError(f"there is no metric {name!r}; there are {', '.join(METRICS)}.")
+        raise InputError(
+            f"`names` has an unknown metric: {name!r}. Choose from {', '.join(METRICS)}.", option="names", value=name
+        )
     made: dict[str, type[BLEU | CHRF | TER]] = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
     return made[name]()
