@@ -93,7 +93,7 @@ MODULES = [
     "sightline.backends.ctranslate2_format",
     "sightline.interop.ctranslate2_reader",
     "sightline.interop.onnx",
-    "sightline.interop.numbers",
+    "sightline.interop.native_order",
     "sightline.interop.reading",
     "sightline.interop.export",
     "sightline.serve.app",

@@ -27,12 +27,12 @@ from transformers import (
 
 from sightline.config import SearchConfig
 from sightline.data.builtin import generate
-from sightline.errors import SightlineError
+from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.interop.hugging_face import DEFAULTS
 from sightline.interop.hugging_face_files import read_hugging_face, write_hugging_face
 from sightline.search.find import find
 from sightline.special import END, PAD, START, UNKNOWN
-from support import difference
+from support import difference, raises
 
 ENGLISH = [pair.source for pair in generate("train", 400)]
 FRENCH = [pair.target for pair in generate("train", 400)]
@@ -177,14 +177,14 @@ ANY = {"config": configurations(), "separate": st.booleans(), "seed": st.integer
 
 @settings(max_examples=5)
 @given(**ANY)
-def test_there_and_back(tmp_path_factory, config, separate, seed):
+def test_round_trip(tmp_path_factory, config, separate, seed):
     there_and_back(tmp_path_factory, config, separate, seed)
 
 
 @pytest.mark.slow
 @settings(max_examples=25)
 @given(**ANY)
-def test_there_and_back_more_often(tmp_path_factory, config, separate, seed):
+def test_round_trip_of_more_models(tmp_path_factory, config, separate, seed):
     there_and_back(tmp_path_factory, config, separate, seed)
 
 
@@ -217,7 +217,7 @@ def there_and_back(tmp_path_factory, config, separate, seed):
             assert json.loads((back / name).read_text()) == json.loads((folder / name).read_text())
 
 
-def test_answers_that_end_are_those_of_generate(tmp_path):
+def test_answers_are_those_of_generate(tmp_path):
     compared = 0
     for seed, ending in [(1, 6.0), (3, 6.0), (6, 6.0), (1, 7.0), (3, 7.0)]:
         theirs = marian(tmp_path, seed, ending=ending)
@@ -236,7 +236,7 @@ STRANGE = [
 ]
 
 
-def test_text_is_cut_and_written_as_their_tokenizer_does(tmp_path):
+def test_the_tokenizer_agrees_with_hugging_face(tmp_path):
     marian(tmp_path)
     theirs = MarianTokenizer.from_pretrained(tmp_path)
     _, ours = read_hugging_face(tmp_path)
@@ -252,7 +252,7 @@ def test_text_is_cut_and_written_as_their_tokenizer_does(tmp_path):
             assert ours.decode(ids) == theirs.decode(own, skip_special_tokens=True)
 
 
-def test_a_language_is_told_by_its_code(tmp_path):
+def test_language_codes_are_tokens(tmp_path):
     marian(tmp_path)
     numbers = json.loads((tmp_path / "vocab.json").read_text())
     (old,) = (piece for piece, number in numbers.items() if number == 5)
@@ -273,7 +273,7 @@ def test_special_tokens_cannot_be_written_as_text(tmp_path):
     assert not {PAD, START, END} & {*ids}
 
 
-def test_what_a_configuration_leaves_out_means_what_it_means_there():
+def test_default_values_are_those_of_hugging_face():
     kinds = {"marian": MarianConfig(), "pegasus": PegasusConfig(), "bert": BertConfig(), "gpt2": GPT2Config()}
     assert set(kinds) == set(DEFAULTS)
     for kind, fields in DEFAULTS.items():
@@ -284,7 +284,7 @@ def test_what_a_configuration_leaves_out_means_what_it_means_there():
 
 @pytest.mark.parametrize("pickled", [False, True])
 @pytest.mark.parametrize("parts", [False, True])
-def test_weights_come_in_one_file_or_in_several(tmp_path, pickled, parts):
+def test_weights_in_one_file_or_several(tmp_path, pickled, parts):
     theirs = marian(tmp_path)
     expected, _ = read_hugging_face(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
@@ -340,13 +340,13 @@ def test_gpt2(tmp_path):
     assert own == [4, 5, 6, 3, 0]
     ours = model(torch.tensor([[START, *ids]])).log_softmax(-1)[0]
     expected = theirs(torch.tensor([[7, *own]])).logits.log_softmax(-1)[0]
-    said = [i for i in range(tokenizer.size) if tokenizer.own_ids[i] >= 0 and i != START]
-    assert difference(ours[:, said], expected[:, [tokenizer.own_ids[i] for i in said]]) <= 1e-5
-    assert float(ours[:, [PAD, START, UNKNOWN]].exp().max()) == 0  # what only we have is never said
+    native = [i for i in range(tokenizer.size) if tokenizer.own_ids[i] >= 0 and i != START]
+    assert difference(ours[:, native], expected[:, [tokenizer.own_ids[i] for i in native]]) <= 1e-5
+    assert float(ours[:, [PAD, START, UNKNOWN]].exp().max()) == 0  # tokens of our vocabulary only
 
 
 class Evil:
-    """What a pickle can do to who loads it."""
+    """A pickle that runs code when it is loaded."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -399,44 +399,48 @@ NORM = "model.encoder.layers.0.final_layer_norm.weight"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("damage", "error", "option", "word"),
     [
-        (truncated, "model.safetensors: the weights cannot be read"),
-        (without("model.safetensors"), "there are no weights here"),
-        (without("vocab.json"), "vocab.json: cannot be read"),
-        (without("source.spm"), "source.spm: cannot be read"),
-        (without("config.json"), "config.json: cannot be read"),
-        (written("config.json", b"[1, 2]"), "config.json: not a JSON object"),
-        (written("config.json", b'{"a": '), "config.json: not a JSON object"),
-        (written("vocab.json", b'{"a": "b"}'), "vocab.json: this is no vocabulary"),
-        (written("vocab.json", b'{"a": 1000}'), "vocab.json: the vocabulary has numbers"),
-        (written("vocab.json", b'{"a": 0}'), "the vocabulary has no entry </s>"),
-        (written("target.spm", b"none"), "target.spm: this is not a sentencepiece model"),
-        (changed(model_type="t5"), "model_type = 't5' cannot be imported; known are marian"),
-        (changed(model_type=None), "model_type = None cannot be imported"),
-        (changed(activation_function="tanh"), "activation_function = 'tanh' is not supported"),
-        (changed(normalize_before=True), "normalize_before = True is not supported"),
-        (changed(encoder_layers=1), "have an unknown 'model.encoder.layers.1"),
-        (changed(encoder_layers=3), "lack 'model.encoder.layers.2"),
-        (changed(encoder_layers="two"), "do not fit the configuration"),
-        (changed(encoder_ffn_dim=21), "feed_forward.inner.weight' has the shape"),
-        (changed(d_model=25), "d_model = 25"),
-        (changed(eos_token_id=7), "eos_token_id = 7 is not </s>"),
-        (other_weights(lambda weights: weights.pop(NORM)), f"lack '{NORM}'"),
-        (other_weights(lambda weights: weights.update(new=torch.ones(1))), "have an unknown 'new'"),
-        (other_weights(lambda weights: weights.update({NORM: torch.ones(5)})), "has the shape"),
-        (with_code, "could run code; it was not loaded"),
-        (with_code_in_a_zip, "could run code; it was not loaded"),
+        (truncated, CheckpointError, None, "model.safetensors"),
+        (without("model.safetensors"), CheckpointError, None, "no weights"),
+        (without("vocab.json"), CheckpointError, None, "vocab.json: cannot be read"),
+        (without("source.spm"), CheckpointError, None, "source.spm: cannot be read"),
+        (without("config.json"), CheckpointError, None, "config.json: cannot be read"),
+        (written("config.json", b"[1, 2]"), CheckpointError, None, "config.json: not a JSON object"),
+        (written("config.json", b'{"a": '), CheckpointError, None, "config.json: not a JSON object"),
+        (written("vocab.json", b'{"a": "b"}'), CheckpointError, None, "vocab.json: not a vocabulary"),
+        (written("vocab.json", b'{"a": 1000}'), CheckpointError, None, "vocab.json: an id"),
+        (written("vocab.json", b'{"a": 0}'), InputError, None, "</s>"),
+        (written("target.spm", b"none"), InputError, None, "target.spm"),
+        (changed(model_type="t5"), ConfigError, "model_type", "t5"),
+        (changed(model_type=None), ConfigError, "model_type", "None"),
+        (changed(activation_function="tanh"), ConfigError, "activation_function", "tanh"),
+        (changed(normalize_before=True), ConfigError, "normalize_before", "True"),
+        (changed(encoder_layers=1), CheckpointError, None, "unknown weight 'model.encoder.layers.1"),
+        (changed(encoder_layers=3), CheckpointError, None, "missing weight 'model.encoder.layers.2"),
+        (changed(encoder_layers="two"), CheckpointError, None, "configuration"),
+        (changed(encoder_ffn_dim=21), CheckpointError, None, "feed_forward.inner.weight"),
+        (changed(d_model=25), ConfigError, "d_model", "25"),
+        (changed(eos_token_id=7), ConfigError, "eos_token_id", "7"),
+        (other_weights(lambda weights: weights.pop(NORM)), CheckpointError, None, f"missing weight '{NORM}'"),
+        (
+            other_weights(lambda weights: weights.update(new=torch.ones(1))),
+            CheckpointError,
+            None,
+            "unknown weight 'new'",
+        ),
+        (other_weights(lambda weights: weights.update({NORM: torch.ones(5)})), CheckpointError, None, "shape"),
+        (with_code, CheckpointError, None, "could run code"),
+        (with_code_in_a_zip, CheckpointError, None, "could run code"),
     ],
 )
-def test_a_spoilt_folder_is_told_in_a_sentence_and_nothing_is_run_or_written(tmp_path, spoil, message):
+def test_a_damaged_folder_is_refused_and_nothing_is_run_or_written(tmp_path, damage, error, option, word):
     folder = tmp_path / "marian"
     marian(folder)
-    spoil(folder)
+    damage(folder)
     before = sorted(folder.iterdir())
-    with pytest.raises(SightlineError) as told:
+    with raises(error, option=option, match=word) as caught:
         read_hugging_face(folder)
-    assert message in str(told.value)
-    assert "\n" not in str(told.value)
-    assert str(told.value).endswith(".")
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith(".")
     assert sorted(folder.iterdir()) == before

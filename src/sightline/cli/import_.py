@@ -23,13 +23,13 @@ def import_(
     """Read a model of another program, and write it as one of ours, which can do all that ours can. The numbers stay
     the same."""
     from sightline.errors import InputError
-    from sightline.interop.reading import find, kind_of
+    from sightline.interop.reading import detect_format, find_model
     from sightline.model_folder import save_model
 
     if (out / "config.json").exists() or (out / "model.safetensors").exists():
         raise InputError(f"{out}: there is a model here already; choose another --out.")
-    path = find(source, revision=revision, offline=offline, tell=lambda text: typer.echo(text, err=True))
-    kind, read = kind_of(path)
+    path = find_model(source, revision=revision, offline=offline, log=lambda text: typer.echo(text, err=True))
+    kind, read = detect_format(path)
     model, tokenizer = read(path)
     save_model(model, out, tokenizer)
     count = sum(parameter.numel() for parameter in model.parameters())

@@ -33,7 +33,7 @@ from sightline.backends.ctranslate2_format import ACTIVATIONS, model_spec, new_n
 from sightline.config import ModelConfig, PositionsConfig
 from sightline.errors import CheckpointError, ConfigError
 from sightline.files import optional_import, parse_json_object
-from sightline.interop.numbers import adopted
+from sightline.interop.native_order import to_internal_order
 from sightline.model.transformer import EncoderDecoder, sinusoids
 from sightline.text.tokenizer import Tokenizer
 
@@ -298,7 +298,7 @@ def _model(files: Files, where: Path) -> tuple[EncoderDecoder, Tokenizer]:
         with torch.random.fork_rng(devices=[]):  # weights are drawn here that nobody needs: let nobody notice
             model = EncoderDecoder(config)
             _fill(model, theirs)
-            found = adopted(model, tokenizer, start)
+            found = to_internal_order(model, tokenizer, start)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     assert isinstance(found, EncoderDecoder)  # noqa: S101 - it was one

@@ -1,6 +1,6 @@
-"""Files of models on the Hugging Face hub, in its usual cache: only what an import needs, and none that is code.
+"""Download models from the Hugging Face hub into its usual cache: only the files that an import reads, never code.
 
-Each file is compared with what the hub says of it, also when it was there already.
+The checksum of each file is compared with that of the hub, also if the file was in the cache already.
 """
 
 import contextlib
@@ -29,44 +29,49 @@ NEEDED = [
     "special_tokens_map.json",
 ]
 WEIGHTS = [["*.safetensors", "*.safetensors.index.json"], ["pytorch_model*.bin", "pytorch_model*.bin.index.json"]]
-"""The first of these that a model has; the second can hold more than numbers, and is read with care."""
+"""The first format that a model has is used. Pickles (.bin) can contain code; loading them allows tensors only."""
 LAST = "config.json"
-"""Fetched after all others: where it is, they are."""
-PATIENCE = 10
-"""Seconds that a silent hub is waited for."""
+"""Downloaded after all other files, so a cache that has it has all."""
+TIMEOUT = 10
+"""Seconds to wait for an answer of the hub."""
+EXAMPLE = "Helsinki-NLP/opus-mt-en-de"
 
 
 def fetch(
-    name: str, *, revision: str | None = None, offline: bool = False, tell: Callable[[str], None] = lambda _: None
+    name: str, *, revision: str | None = None, offline: bool = False, log: Callable[[str], None] = lambda _: None
 ) -> Path:
-    """The folder with the files of a model, by its name on the hub, such as Helsinki-NLP/opus-mt-en-de.
+    """Return the folder with the files of a model, by its name on the hub, such as Helsinki-NLP/opus-mt-en-de.
 
-    `revision` is a branch, a tag or a commit; without one, it is the newest state. `offline` (or HF_HUB_OFFLINE=1) asks
-    nobody: what was fetched before is found. `tell` gets a line on what is about to be done.
+    `revision`: a branch, tag or commit; by default the newest commit. `offline` (or HF_HUB_OFFLINE=1): use the cache
+    only. `log` receives one line before the download.
     """
     hub = optional_import("huggingface_hub", extra="export")
     if not NAME.fullmatch(name) or ".." in name:
-        raise InputError(f"{name!r} is no name of a model on the hub; Helsinki-NLP/opus-mt-en-de is one.")
+        raise _invalid(name)
     if offline or optional_import("huggingface_hub.constants", extra="export").HF_HUB_OFFLINE:
-        return _kept(hub, name, revision)
-    with _asking(name, revision):
-        about = hub.HfApi().model_info(name, revision=revision, files_metadata=True, timeout=PATIENCE)
+        return _cached(hub, name, revision)
+    with _hub_errors(name, revision):
+        about = hub.HfApi().model_info(name, revision=revision, files_metadata=True, timeout=TIMEOUT)
     files = _needed(name, {file.rfilename: file for file in about.siblings})
     size = sum(file.size or 0 for file in files)
-    tell(f"{name}: {len(files)} files, {size / 1e6:.1f} MB in all.")
-    with _quiet_unless_seen():
-        paths = [_fetched(hub, name, revision, file) for file in files]
+    log(f"{name}: {len(files)} files, {size / 1e6:.1f} MB in total.")
+    with _progress_bars():
+        paths = [_download(hub, name, revision, file) for file in files]
     if {path.parent.name for path in paths} != {about.sha}:
-        raise InputError(f"{name}: the model was changed on the hub while it was fetched; ask for it again.")
+        raise InputError(f"{name}: the model changed during the download. Download it again.", value=name)
     return paths[-1].parent
 
 
+def _invalid(name: str) -> InputError:
+    return InputError(f"Invalid name of a model on the hub: {name!r}. A valid name is {EXAMPLE}.", value=name)
+
+
 def _needed(name: str, files: dict[str, Any]) -> list[Any]:
-    """Those of a model's files that an import reads."""
+    """Return the files that an import reads."""
     weights = next((found for patterns in WEIGHTS if (found := _matching(files, patterns))), [])
-    for what, there in ((LAST, LAST in files), ("weights in safetensors or pytorch_model.bin", bool(weights))):
-        if not there:
-            raise InputError(f"{name}: the model has no {what} on the hub, so it cannot be imported.")
+    for file, exists in ((LAST, LAST in files), ("model.safetensors or pytorch_model.bin", bool(weights))):
+        if not exists:
+            raise InputError(f"{name}: the model has no {file} on the hub, so it cannot be imported.", value=name)
     return [files[file] for file in (*_matching(files, NEEDED), *weights, LAST)]
 
 
@@ -74,23 +79,23 @@ def _matching(files: Sequence[str] | dict[str, Any], patterns: list[str]) -> lis
     return sorted(file for file in files if any(fnmatch.fnmatchcase(file, p) and "/" not in file for p in patterns))
 
 
-def _fetched(hub: Any, name: str, revision: str | None, file: Any) -> Path:
-    """One file, in the cache, as the hub has it."""
-    with _asking(name, revision):
-        place = hub.hf_hub_url(name, file.rfilename, revision=revision)
-        hub.get_hf_file_metadata(place, timeout=PATIENCE)  # the next line would ask a dead network for minutes
-        path = Path(hub.hf_hub_download(name, file.rfilename, revision=revision, etag_timeout=PATIENCE))
+def _download(hub: Any, name: str, revision: str | None, file: Any) -> Path:
+    """Download a file into the cache and verify its checksum."""
+    with _hub_errors(name, revision):
+        url = hub.hf_hub_url(name, file.rfilename, revision=revision)
+        hub.get_hf_file_metadata(url, timeout=TIMEOUT)  # without a network, the next line tries for minutes
+        path = Path(hub.hf_hub_download(name, file.rfilename, revision=revision, etag_timeout=TIMEOUT))
     if _checksum(path, of_content=file.lfs is not None) != (file.blob_id if file.lfs is None else file.lfs["sha256"]):
         path.resolve().unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         raise CheckpointError(
-            f"{name}: {file.rfilename} is not what the hub says of it; it was removed, fetch it anew."
+            f"{name}: {file.rfilename} has the wrong checksum and was deleted. Download it again.", value=path
         )
     return path
 
 
 def _checksum(path: Path, *, of_content: bool) -> str:
-    """The SHA-256 of large files; git's own number, which counts their length in, of others."""
+    """Return the SHA-256 of a large file, or the hash that git gives to other files."""
     found = hashlib.sha256() if of_content else hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -98,12 +103,14 @@ def _checksum(path: Path, *, of_content: bool) -> str:
     return found.hexdigest()
 
 
-def _kept(hub: Any, name: str, revision: str | None) -> Path:
-    """The folder in the cache."""
+def _cached(hub: Any, name: str, revision: str | None) -> Path:
+    """Return the folder in the cache."""
     found = hub.try_to_load_from_cache(name, LAST, revision=revision)
     if not isinstance(found, str):
-        which = name if revision is None else f"{name} at {revision}"
-        raise InputError(f"{which} is not in the cache; it must be fetched once without offline.")
+        version = "" if revision is None else f" at {revision}"
+        raise InputError(
+            f"{name}{version} is not in the cache. Download it once without `offline`.", option="offline", value=name
+        )
     folder = Path(found).parent
     names = [path.name for path in folder.iterdir()]
     weights = next((found for patterns in WEIGHTS if (found := _matching(names, patterns))), [])
@@ -111,7 +118,10 @@ def _kept(hub: Any, name: str, revision: str | None) -> Path:
     lacking = [shard for shard in lacking if shard not in names]
     if lacking or not weights:
         raise InputError(
-            f"{name}: the cache lacks {lacking[0] if lacking else 'its weights'}; fetch it without offline."
+            f"{name}: {lacking[0] if lacking else 'the file of its weights'} is not in the cache. "
+            "Download it without `offline`.",
+            option="offline",
+            value=name,
         )
     return folder
 
@@ -120,40 +130,42 @@ def _shards(index: Path) -> list[str]:
     try:
         return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{index}: this is no list of a model's weights.") from None
+        raise CheckpointError(f"{index}: not an index of weight files.", value=index) from None
 
 
 @contextlib.contextmanager
-def _asking(name: str, revision: str | None) -> Iterator[None]:
-    """What the library raises becomes one sentence."""
+def _hub_errors(name: str, revision: str | None) -> Iterator[None]:
+    """Translate the exceptions of the library."""
     errors = optional_import("huggingface_hub.errors", extra="export")
     try:
         yield
     except errors.HFValidationError:
-        problem = f"{name!r} is no name of a model on the hub; Helsinki-NLP/opus-mt-en-de is one."
+        raise _invalid(name) from None
     except errors.GatedRepoError:
-        problem = f"{name}: the model is given only to whom its owner lets in; ask there, and log in by hf auth login."
+        problem = "access is restricted by its owner. Request access on its page, then run `hf auth login`"
     except errors.RepositoryNotFoundError:
-        problem = f"there is no model {name} on the hub; or it is private, and you are to log in by hf auth login."
+        problem = "not found on the hub. If the model is private, run `hf auth login`"
     except errors.RevisionNotFoundError:
-        problem = f"{name}: the model has no revision {revision!r} on the hub."
+        raise InputError(
+            f"{name}: `revision` {revision!r} not found on the hub.", option="revision", value=revision
+        ) from None
     except SightlineError:
         raise
-    except Exception as error:  # which ones these are differs between the library's versions and transports
-        problem = f"{name}: the hub cannot be reached, or fails: {_reason(error)}; what was fetched is found offline."
+    except Exception as error:  # their classes differ between versions and transports
+        problem = f"the hub does not answer: {_reason(error)}. Use `offline` for models in the cache"
     else:
         return
-    raise InputError(problem)
+    raise InputError(f"{name}: {problem}.", value=name)
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what a library says."""
+    """Return the first line of an error message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 @contextlib.contextmanager
-def _quiet_unless_seen() -> Iterator[None]:
-    """The library's progress bars are for a terminal."""
+def _progress_bars() -> Iterator[None]:
+    """Show the progress bars of the library in a terminal only."""
     bars = optional_import("huggingface_hub.utils", extra="export")
     if sys.stderr.isatty() or bars.are_progress_bars_disabled():
         yield

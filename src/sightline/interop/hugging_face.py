@@ -1,8 +1,7 @@
-"""Models of Hugging Face `transformers` as Sightline models, and back: the same numbers, in our words.
+"""Convert models of Hugging Face `transformers` to Sightline models with the same weights, and back.
 
-Marian (the paper's encoder-decoder, which OPUS-MT ships), Pegasus (the same with norms before the sub-layers), BERT and
-GPT-2. A configuration that means something we do not compute is refused by name rather than half understood, and so is
-a weight that no part of the model would have.
+Supported are Marian (the paper's encoder-decoder, the architecture of OPUS-MT), Pegasus (the same with pre-norm), BERT
+and GPT-2. Unsupported options and unknown weights are refused by name.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,7 @@ from sightline.model.transformer import EncoderDecoder, Model, build
 from sightline.model_folder import set_weights
 from sightline.special import END, PAD, START
 
-__all__ = ["converted", "from_hugging_face", "in_halves", "to_hugging_face"]
+__all__ = ["convert", "from_hugging_face", "to_halves", "to_hugging_face"]
 
 Weights = dict[str, Tensor]
 
@@ -86,31 +85,35 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""What a field of each kind of model means where its configuration leaves it out; those that we need."""
+"""Default values of the fields that the conversion reads, for each `model_type`."""
 
 
 def from_hugging_face(model: Any) -> Model:
-    """A Sightline model with the weights of a `MarianMTModel`, a `BertForMaskedLM`, a `GPT2LMHeadModel`, ..."""
-    return converted(model.config.to_dict(), dict(model.state_dict()), type(model).__name__)
+    """Return a Sightline model with the weights of a `MarianMTModel`, `BertForMaskedLM`, `GPT2LMHeadModel`, …"""
+    return convert(model.config.to_dict(), dict(model.state_dict()), type(model).__name__)
 
 
-def converted(config: Mapping[str, Any], theirs: Weights, where: str) -> Model:
-    """The model of a configuration and its weights, as Hugging Face has them in files. Of weights that are tied, one is
-    enough."""
+def convert(config: Mapping[str, Any], theirs: Weights, where: str) -> Model:
+    """Return the model of a configuration and its weights, as they are in Hugging Face's files. Tied weights may be
+    given once. `where`: the file for errors."""
     converters: dict[str, Callable[[Any, Weights], tuple[ModelConfig, Weights]]]
     converters = {"marian": _marian, "pegasus": _marian, "bert": _bert, "gpt2": _gpt2}
     kind = config.get("model_type")
     if kind not in converters:
-        raise ConfigError(f"model_type = {kind!r} cannot be imported; known are {', '.join(converters)}.")
+        raise ConfigError(
+            f"`model_type` = {kind!r} cannot be imported. Supported: {', '.join(converters)}.",
+            option="model_type",
+            value=kind,
+        )
     fields, left = SimpleNamespace(**{**DEFAULTS[kind], **config}), dict(theirs)
     try:
         ours, weights = converters[kind](fields, left)
     except KeyError as error:
-        raise CheckpointError(f"{where}: the weights lack {error.args[0]!r}.") from None
-    except (TypeError, RuntimeError, AttributeError):  # a field that is no number, parts that cannot be stacked
-        raise CheckpointError(f"{where}: the weights do not fit the configuration.") from None
+        raise CheckpointError(f"{where}: missing weight {error.args[0]!r}.", value=error.args[0]) from None
+    except (TypeError, RuntimeError, AttributeError):  # a field that is not a number, or parts of unequal sizes
+        raise CheckpointError(f"{where}: the weights do not match the configuration.") from None
     if left:
-        raise CheckpointError(f"{where}: the weights have an unknown {min(left)!r} and do not fit the configuration.")
+        raise CheckpointError(f"{where}: unknown weight {min(left)!r}.", value=min(left))
     model = build(ours)
     set_weights(model, weights, where)
     return model.eval()
@@ -125,7 +128,7 @@ def _marian(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
     ours: Weights = {}
     common = theirs.pop("model.shared.weight", None)
     for side in ("encoder", "decoder"):
-        theirs.pop(f"model.{side}.embed_positions.weight", None)  # sinusoids, which we compute
+        theirs.pop(f"model.{side}.embed_positions.weight", None)  # sinusoids
         weight = theirs.pop(f"model.{side}.embed_tokens.weight", common if shared else None)
         if weight is None:
             raise KeyError(f"model.{side}.embed_tokens.weight")
@@ -166,7 +169,7 @@ def _marian(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
 
 
 def _marian_names(encoder: int, decoder: int, pre: bool) -> Iterator[tuple[list[str], str]]:
-    """What Marian calls the modules that are one of ours, for so many layers; `pre`: what Pegasus does."""
+    """Yield the names of Marian's modules that are one module of ours, and its name. `pre`: those of Pegasus."""
     for side, layers in (("encoder", encoder), ("decoder", decoder)):
         for there, here in ((f"model.{side}.layers.{i}", f"{side}.layers.{i}") for i in range(layers)):
             yield [f"{there}.self_attn.{x}_proj" for x in "qkv"], f"{here}.self_attention.query_key_value"
@@ -185,12 +188,11 @@ def _marian_names(encoder: int, decoder: int, pre: bool) -> Iterator[tuple[list[
 
 
 def to_hugging_face(model: EncoderDecoder, *, pad: int = PAD, start: int = START, end: int = END) -> Any:
-    """A `MarianMTModel` with the weights of a Sightline model, or a `PegasusForConditionalGeneration` where its norms
-    come first, as far as these compute what it does. Biases that it does not have are zeros. The numbers are those of
-    the special tokens."""
+    """Return a `MarianMTModel` with the weights of a Sightline model, or a `PegasusForConditionalGeneration` if it has
+    pre-norm. Missing biases are zeros. `pad`, `start` and `end` are ids."""
     kinds = optional_import("transformers", extra="export")
     if model.config.positions.kind == "interleaved":
-        model = in_halves(model)
+        model = to_halves(model)
     config, ours = model.config, dict(model.state_dict())
     pre = config.norm == "pre"
     _refuse_to_write(config, "Pegasus" if pre else "Marian")
@@ -248,18 +250,23 @@ def _refuse_to_write(config: ModelConfig, kind: str) -> None:
     known |= {"tie": ("all",)} if kind == "Pegasus" else {}
     for field, values in known.items():
         if getattr(config, field) not in values:
-            raise ConfigError(f"model.{field} = {getattr(config, field)!r} is nothing that Hugging Face's {kind} has.")
+            raise _unsupported(f"model.{field}", getattr(config, field), f"Hugging Face's {kind}")
     positions = config.positions
     if (positions.kind, positions.frequencies, positions.start) != ("halves", "paper", 0):
-        raise ConfigError(f"Hugging Face's {kind} has sinusoids by the paper's frequencies, from 0 on, and no others.")
+        raise ConfigError(
+            f"Hugging Face's {kind} supports only sinusoids with the paper's frequencies from position 0, "
+            f"not `model.positions` = {positions}.",
+            option="model.positions",
+            value=positions,
+        )
     if positions.max_timescale != 10_000:
-        raise ConfigError(f"model.positions.max_timescale = {positions.max_timescale:g} is none of {kind}'s: 10000 is.")
+        raise _unsupported("model.positions.max_timescale", positions.max_timescale, f"Hugging Face's {kind}")
 
 
 @torch.no_grad()
-def in_halves(model: EncoderDecoder) -> EncoderDecoder:
-    """The same model, its channels in another order: sinusoids that alternate become all sines, then all cosines. Every
-    matrix that reads or writes these channels is put into that order, so nothing else changes."""
+def to_halves(model: EncoderDecoder) -> EncoderDecoder:
+    """Return an equal model with its channels in another order: interleaved sinusoids become all sines, then all
+    cosines. All matrices that read or write these channels are reordered too."""
     width, old = model.config.d_model, model.config.positions
     order = torch.tensor([*range(0, width, 2), *range(1, width, 2)])
     positions = old.model_copy(update={"kind": "halves"})
@@ -273,7 +280,7 @@ def in_halves(model: EncoderDecoder) -> EncoderDecoder:
     for name, weight in weights.items():
         if name.startswith(tuple(writing)):
             weights[name] = weight[order]
-        elif weight.dim() == 2:  # it reads them; what is left are biases inside of sub-layers
+        elif weight.dim() == 2:  # it reads them; the other vectors are biases within sub-layers
             weights[name] = weight[:, order]
     other.load_state_dict(weights)
     return other.eval()
@@ -281,7 +288,7 @@ def in_halves(model: EncoderDecoder) -> EncoderDecoder:
 
 def _bert(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
     _refuse(config, is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
-    _older(theirs, "bert.", ("embeddings.", "encoder.", "pooler."))
+    _update_names(theirs, "bert.", ("embeddings.", "encoder.", "pooler."))
     if not any(name.startswith("cls.predictions.") for name in theirs):
         theirs |= _plain_head(config)
     ours: Weights = {
@@ -289,12 +296,12 @@ def _bert(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
         "encoder.embedding.positions.table": theirs.pop("bert.embeddings.position_embeddings.weight"),
         "encoder.embedding.segments.weight": theirs.pop("bert.embeddings.token_type_embeddings.weight"),
     }
-    head = "cls.predictions"  # its bias has two names, which are one where the classifier is tied; older files have one
+    head = "cls.predictions"  # two names of one bias if the classifier is tied; older files have one
     ours["classifier.bias"] = theirs.get(f"{head}.decoder.bias", theirs.get(f"{head}.bias", torch.empty(0)))
     for name in (f"{head}.decoder.bias", f"{head}.bias"):
         theirs.pop(name, None)
     for name in [name for name in theirs if name.startswith(("bert.pooler.", "cls.seq_relationship."))]:
-        del theirs[name]  # which sentence comes next is nothing that we ask
+        del theirs[name]  # next-sentence prediction
     theirs.pop("bert.embeddings.position_ids", None)
     _copy(ours, theirs, "bert.embeddings.LayerNorm", "encoder.embedding.norm")
     for i in range(config.num_hidden_layers):
@@ -336,7 +343,7 @@ def _bert(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
 
 def _gpt2(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
     _refuse(config, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
-    _older(theirs, "transformer.", ("wte.", "wpe.", "h.", "ln_f."))
+    _update_names(theirs, "transformer.", ("wte.", "wpe.", "h.", "ln_f."))
     for name in [name for name in theirs if name.endswith((".attn.bias", ".attn.masked_bias"))]:
         del theirs[name]  # masks, in older files
     ours: Weights = {
@@ -374,16 +381,15 @@ def _gpt2(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
     ), ours
 
 
-def _older(theirs: Weights, prefix: str, bare: tuple[str, ...]) -> None:
-    """Names as they are today: a model without a head has them without a prefix, and norms were once of gamma and
-    beta. In place."""
+def _update_names(theirs: Weights, prefix: str, bare: tuple[str, ...]) -> None:
+    """Update names in place: a model without a head has no prefix, and old files have gamma and beta of norms."""
     for name in list(theirs):
         today = prefix + name if name.startswith(bare) else name
         theirs[today.replace(".gamma", ".weight").replace(".beta", ".bias")] = theirs.pop(name)
 
 
 def _plain_head(config: Any) -> Weights:
-    """For a BERT that was never asked for words: a head that changes nothing, to be trained."""
+    """Return an identity head for a BERT without one; it can be trained."""
     width, head = config.hidden_size, "cls.predictions"
     weights = {f"{head}.transform.dense.weight": torch.eye(width), f"{head}.transform.dense.bias": torch.zeros(width)}
     weights |= {f"{head}.transform.LayerNorm.weight": torch.ones(width)}
@@ -405,11 +411,15 @@ def _stack(ours: Weights, theirs: Weights, there: list[str], here: str) -> None:
 
 def _activation(name: str, field: str) -> Any:
     if name not in ACTIVATIONS:
-        raise ConfigError(f"{field} = {name!r} is not supported; known are {', '.join(ACTIVATIONS)}.")
+        raise _unsupported(field, name, "Sightline")
     return ACTIVATIONS[name]
 
 
 def _refuse(config: Any, **expected: Any) -> None:
     for field, value in expected.items():
         if getattr(config, field, value) != value:
-            raise ConfigError(f"{field} = {getattr(config, field)!r} is not supported; only {value!r} is.")
+            raise _unsupported(field, getattr(config, field), "Sightline")
+
+
+def _unsupported(option: str, value: object, program: str) -> ConfigError:
+    return ConfigError(f"{program} does not support `{option}` = {value!r}.", option=option, value=value)

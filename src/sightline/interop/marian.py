@@ -20,7 +20,7 @@ from torch import Tensor
 from sightline.config import ModelConfig, PositionsConfig, StackConfig
 from sightline.errors import CheckpointError, ConfigError
 from sightline.files import optional_import
-from sightline.interop.numbers import adopted
+from sightline.interop.native_order import to_internal_order
 from sightline.model.transformer import EncoderDecoder
 from sightline.model_folder import set_weights
 from sightline.special import START
@@ -86,7 +86,7 @@ def read_marian(folder: Path | str) -> tuple[EncoderDecoder, Tokenizer]:
     tokenizer = _tokenizer(source, target)
     model = EncoderDecoder(config)
     set_weights(model, weights, parameters.where)
-    ours = adopted(model, tokenizer, start=None)
+    ours = to_internal_order(model, tokenizer, start=None)
     assert isinstance(ours, EncoderDecoder)  # noqa: S101 - it is of the same kind
     return ours, tokenizer
 

@@ -1,4 +1,4 @@
-"""Models from elsewhere, whatever they are: a folder, a package or a name on the Hugging Face hub."""
+"""Models of other programs: find one by its path or its name on the Hugging Face hub, and detect its format."""
 
 import re
 from collections.abc import Callable
@@ -12,36 +12,38 @@ from sightline.interop.marian import read_marian
 from sightline.model.transformer import Model
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["find", "kind_of"]
+__all__ = ["detect_format", "find_model"]
 
-HUB = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 Reader = Callable[[Path], tuple[Model, Tokenizer]]
 
 
-def find(
-    source: str, *, revision: str | None = None, offline: bool = False, tell: Callable[[str], None] = lambda _: None
+def find_model(
+    source: str, *, revision: str | None = None, offline: bool = False, log: Callable[[str], None] = lambda _: None
 ) -> Path:
-    """The folder or package of that path; where there is none, the model of that name on the hub. `tell` gets a line on
-    what is about to be fetched."""
+    """Return the folder or package with this path, or else the downloaded model of this name on the hub. `log` receives
+    one line before a download."""
     path = Path(source)
     if path.exists():
         return path
-    if not HUB.fullmatch(source):
-        raise InputError(f"{source}: there is no such folder or package, and a name on the hub is written OWNER/MODEL.")
-    return fetch(source, revision=revision, offline=offline, tell=tell)
+    if not HUB_NAME.fullmatch(source):
+        raise InputError(
+            f"{source}: no such folder or package, and not a name on the Hugging Face hub (OWNER/MODEL).", value=source
+        )
+    return fetch(source, revision=revision, offline=offline, log=log)
 
 
-def kind_of(path: Path) -> tuple[str, Reader]:
-    """What a folder or package has in it, in words, and what reads it."""
+def detect_format(path: Path) -> tuple[str, Reader]:
+    """Return the name of the format of a folder or package, and the function that reads it."""
     if path.is_file():
         return "an Argos Translate package", read_argos
-    marks: dict[str, tuple[str, Reader]] = {
+    formats: dict[str, tuple[str, Reader]] = {
         "metadata.json": ("an Argos Translate package", read_argos),
         "model.bin": ("a CTranslate2 model", read_ctranslate2),
         "*.npz": ("a Marian model", read_marian),
         "config.json": ("a Hugging Face model", read_hugging_face),
     }
-    for mark, found in marks.items():
-        if any(path.glob(mark)):
+    for pattern, found in formats.items():
+        if any(path.glob(pattern)):
             return found
-    raise InputError(f"{path}: no kind of model is known that has neither of {', '.join(marks)}.")
+    raise InputError(f"{path}: unknown format: none of {', '.join(formats)} found.", value=path)
