@@ -41,6 +41,7 @@ MODULES = [
     "sightline.files",
     "sightline.model_folder",
     "sightline.text.tokenizer",
+    "sightline.text.dialogue",
     "sightline.data.builtin",
     "sightline.data.corpus",
     "sightline.data.store",

@@ -529,7 +529,7 @@ def test_vocabularies_that_do_not_fit(folder):
     refused("there are 2 files")
     (folder / "other.vocab.yml").unlink()
     (folder / "source.spm").write_bytes(b"nothing")
-    refused("source.spm: this is not a sentencepiece model", InputError)
+    refused("source.spm: not a sentencepiece model", InputError)
     (folder / "source.spm").unlink()
     refused("there is no source.spm")
     listed.unlink()

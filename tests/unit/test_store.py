@@ -209,15 +209,6 @@ def test_of_a_conversation_only_replies_count(tmp_path):
         assert store.counted[place].tolist() == [n % 2 for n, ids in enumerate(encoded) for _ in (*ids, END)]
 
 
-@given(context=st.integers(1, 40), turns=st.lists(st.sampled_from(["the dog", "der Hund der Hund", ""]), min_size=2))
-def test_a_long_conversation_loses_its_first_turns(context, turns):
-    encoded = [[*ids, END] for ids in TOKENIZER.encode(turns)]
-    sequence, mask = stores._sequence([ids[:-1] for ids in encoded], context)
-    first = next(n for n in range(len(turns) + 1) if sum(map(len, encoded[n:])) <= context)
-    assert sequence == [i for ids in encoded[first:] for i in ids]
-    assert mask == [n % 2 for n in range(first, len(turns)) for _ in encoded[n]]
-
-
 def test_conversations_without_a_reply_that_fits_are_left_out(tmp_path):
     path = tmp_path / "a.jsonl"
     dialogues = [["a", "the dog " * 30], ["the dog", "x " * 30, "y"], ["", ""], ["the dog " * 30, "der Hund"]]

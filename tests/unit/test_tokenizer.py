@@ -1,4 +1,4 @@
-"""Raw text in, raw text out, whoever made the vocabulary."""
+"""Tokenizers: raw text to ids and back, with our own vocabularies and those of BERT, GPT-2 and Marian."""
 
 import io
 import json
@@ -17,25 +17,26 @@ from sightline.errors import InputError
 from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text import tokenizer as module
 from sightline.text.tokenizer import Tokenizer, suggest_vocab_size
+from support import raises
 
 LINES = [text for pair in generate("train", 2000) for text in (pair.source, pair.target)]
 TOKENIZER = Tokenizer.train(LINES, 600)
 
 
-def test_what_it_was_trained_on_comes_back():
+def test_training_text_round_trip():
     assert [TOKENIZER.decode(ids) for ids in TOKENIZER.encode(LINES)] == LINES
     assert sum(map(len, TOKENIZER.encode(LINES))) < 0.5 * sum(map(len, LINES))
 
 
 @given(st.text())
-def test_any_text_comes_back_but_for_spaces_and_nothing_is_unknown(text):
+def test_any_text_round_trip_except_spaces(text):
     (ids,) = TOKENIZER.encode([text])
     assert UNKNOWN not in ids
-    spaces = str.maketrans("\u2581", " ")  # sentencepiece's own sign for a space cannot be told from one
+    spaces = str.maketrans("\u2581", " ")  # sentencepiece's symbol for a space
     assert TOKENIZER.decode(ids).split(" ") == [w for w in text.translate(spaces).split(" ") if w] or not ids
 
 
-def test_special_tokens_say_nothing():
+def test_special_tokens_are_not_decoded():
     (ids,) = TOKENIZER.encode(["the dog"])
     assert TOKENIZER.decode([START, *ids, END, PAD, PAD]) == "the dog"
     assert not {PAD, START, END} & set(ids)
@@ -51,26 +52,55 @@ def test_a_small_text_gives_a_smaller_vocabulary():
     assert Tokenizer.train(["a b c"], 4000).size < 300
 
 
-def test_mistakes_are_named(tmp_path):
-    with pytest.raises(InputError, match="a vocabulary of 100 is too small for this text, which needs at least"):
+def test_invalid_input(tmp_path):
+    with raises(InputError, option="vocab_size", value=100):
         Tokenizer.train(LINES, 100)
-    with pytest.raises(InputError, match="there is no text to learn a vocabulary from"):
+    with raises(InputError, match="empty"):
         Tokenizer.train(["", "  "], 1000)
-    with pytest.raises(InputError, match=r"none\.model: cannot be read: No such file or directory"):
+    with raises(InputError, value=tmp_path / "none.model"):
         Tokenizer.load(tmp_path / "none.model")
     (tmp_path / "bad.model").write_bytes(b"not a model")
-    with pytest.raises(InputError, match=r"bad\.model: this is not a sentencepiece model"):
+    with raises(InputError, value=str(tmp_path / "bad.model"), match="sentencepiece"):
         Tokenizer.load(tmp_path / "bad.model")
 
 
-def test_more_text_asks_for_a_larger_vocabulary():
+def test_special_tokens_by_name(tmp_path):
+    names = ["<mask>", "<|x|>"]
+    ours = Tokenizer.train(LINES, 600, special=names)
+    assert [ours.token_id(name) for name in (*names, "<pad>", "</s>", "[MASK]", "▁the")] == [
+        4,
+        5,
+        PAD,
+        END,
+        None,
+        ours.encode(["the"])[0][0],
+    ]
+    assert Tokenizer.train(LINES, 600, special=names).model == ours.model
+    assert TOKENIZER.token_id("<mask>") is None
+    read = bert(tmp_path)
+    assert [read.token_id(name) for name in ("[MASK]", "[SEP]", "[CLS]", "<mask>")] == [5, END, START, None]
+
+
+@pytest.mark.parametrize("kind", ["ours", "bert", "gpt2"])
+def test_ids_and_spans_in_one_pass(tmp_path, kind):
+    tokenizer = {"ours": lambda _: TOKENIZER, "bert": bert, "gpt2": gpt2}[kind](tmp_path)
+    texts = [*TEXTS, *LINES[:50]]
+    found = tokenizer.encode_with_spans(texts)
+    assert [ids for ids, _ in found] == tokenizer.encode(texts)
+    assert [spans for _, spans in found] == tokenizer.spans(texts)
+    for text, (ids, spans) in zip(texts, found, strict=True):
+        assert len(ids) == len(spans)
+        assert all(0 <= begin <= end <= len(text) for begin, end in spans)
+
+
+def test_suggested_size_grows_with_the_corpus():
     sizes = [suggest_vocab_size(n) for n in (100, 29_000, 160_000, 500_000, 5_000_000)]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1]
 
 
 def bert(folder, small=True):
-    """A vocabulary of BERT's kind in a folder, its special tokens not where ours are."""
+    """A vocabulary of BERT's kind in a folder, with other positions of the special tokens."""
     kind = tokenizers.Tokenizer(tokenizers.models.WordPiece())
     kind.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=small)
     kind.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
@@ -111,10 +141,10 @@ def test_a_vocabulary_of_bert(tmp_path):
     assert ours.pieces([PAD, START, END, UNKNOWN, 4, 5]) == ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[unused0]", "[MASK]"]
     assert ours.size == len(theirs) == len(set(ours.own_ids))
     assert ours.encode(["漢字"]) == [[UNKNOWN, UNKNOWN]]
-    assert ours.pieces(ours.encode(["[SEP]"])[0])[0] == "["  # what is written is never taken for a special token
+    assert ours.pieces(ours.encode(["[SEP]"])[0])[0] == "["  # text is never encoded as a special token
 
 
-def test_small_and_capital_letters_as_the_vocabulary_has_them(tmp_path):
+def test_case_of_the_vocabulary(tmp_path):
     tokenizer = bert(tmp_path, small=False)
     assert tokenizer.decode(tokenizer.encode(["Das Tier überquerte."])[0]) == "Das Tier überquerte."
 
@@ -137,7 +167,7 @@ def byte_level(tmp_path_factory):
 
 
 @given(st.text())
-def test_bytes_come_back_whatever_the_text(byte_level, text):
+def test_any_text_round_trip_with_byte_level_pieces(byte_level, text):
     (ids,) = byte_level.encode([text])
     assert byte_level.decode(ids) == text
     assert min(ids, default=4) >= 4
@@ -158,20 +188,20 @@ def test_a_tokenizer_json_and_the_bytes_of_a_model(tmp_path, make):
         assert min(again.encode(["[SEP] <|endoftext|>"])[0]) >= UNKNOWN
 
 
-def test_a_sentencepiece_model_with_other_numbers():
+def test_sentencepiece_model_with_other_ids():
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.Train(
         sentence_iterator=iter(LINES), model_writer=model, vocab_size=200, model_type="unigram", minloglevel=2
     )
-    tokenizer = Tokenizer(model.getvalue())  # <unk> is 0, <s> is 1, </s> is 2, and there is no padding
+    tokenizer = Tokenizer(model.getvalue())  # <unk> is 0, <s> is 1, </s> is 2, no padding
     assert tokenizer.own_ids == [-1, 1, 2, 0, *range(3, 200)]
     assert tokenizer.pieces([PAD, START, END, UNKNOWN]) == ["<pad>", "<s>", "</s>", "<unk>"]
     assert [tokenizer.decode(ids) for ids in tokenizer.encode(LINES)] == LINES
-    with pytest.raises(InputError, match="the tokenizer: BPE-dropout needs a sentencepiece model of byte pairs"):
+    with raises(InputError, option="dropout", value=0.1):
         tokenizer.encode(LINES, 0.1)
 
 
-def test_dropout_splits_by_chance_and_says_the_same():
+def test_dropout_changes_the_pieces_and_not_the_text():
     plain, dropped, other = (TOKENIZER.encode(LINES, *how) for how in ((0.0, 1), (0.1, 1), (0.1, 2)))
     assert plain == TOKENIZER.encode(LINES)
     assert len({str(ids) for ids in (plain, dropped, other)}) == 3
@@ -179,7 +209,7 @@ def test_dropout_splits_by_chance_and_says_the_same():
         assert [TOKENIZER.decode(ids) for ids in found] == LINES
     lengths = [sum(map(len, TOKENIZER.encode(LINES, dropout))) for dropout in (0.0, 0.05, 0.1, 0.3, 1.0)]
     assert lengths == sorted(set(lengths))
-    assert lengths[-1] == sum(len(line) + 1 for line in LINES)  # nothing merged: letters, and the space in front
+    assert lengths[-1] == sum(len(line) + 1 for line in LINES)  # no merges: letters, and the space before each line
 
 
 def test_dropout_is_a_pure_function_of_texts_and_seed():
@@ -201,18 +231,18 @@ def test_dropout_is_a_pure_function_of_texts_and_seed():
     assert len({str(ids) for ids in found.values()}) == 5
 
 
-def test_dropout_where_there_is_none(tmp_path):
-    with pytest.raises(InputError, match=r"vocab\.txt: BPE-dropout needs a sentencepiece model of byte pairs"):
+def test_invalid_dropout(tmp_path):
+    with raises(InputError, option="dropout", value=0.1, match=r"vocab\.txt"):
         bert(tmp_path).encode(["a"], 0.1)
-    with pytest.raises(InputError, match="a BPE-dropout of 2 is no probability; it must be between 0 and 1"):
+    with raises(InputError, option="dropout", value=2):
         TOKENIZER.encode(["a"], 2)
 
 
-def test_many_texts_are_encoded_as_each_alone():
+def test_many_texts_are_encoded_like_each_alone():
     assert TOKENIZER.encode(LINES) == [TOKENIZER.encode([line])[0] for line in LINES]
 
 
-def test_a_small_text_is_learnt_from_whole(monkeypatch):
+def test_a_small_text_is_used_completely(monkeypatch):
     monkeypatch.setattr(module, "SAMPLE_LINES", len(LINES))
     assert module._sample(iter([*LINES, "", " "])) == LINES
 
@@ -230,18 +260,18 @@ def test_a_large_text_is_sampled_evenly(monkeypatch, line, most):
 def test_vocabularies_that_cannot_be_read(tmp_path):
     cases = {
         "a.json": (b"[1]", "a.json: not a JSON object"),
-        "b.json": (b'{"model": {}}', "b.json: this is no vocabulary that the library tokenizers can read"),
-        "c/vocab.json": (b'{"a": 0}', "merges.txt: cannot be read: No such file or directory"),
+        "b.json": (b'{"model": {}}', "b.json: the library tokenizers cannot read"),
+        "c/vocab.json": (b'{"a": 0}', "merges.txt: cannot be read"),
         "d.txt": (b"a\nb\n", r"d.txt: the vocabulary has no entry \[UNK\]"),
-        "e.txt": (b"\xff", "e.txt: this is not a text in UTF-8"),
-        "f/readme": (b"", "f: the folder has neither tokenizer.json nor vocab.json nor vocab.txt"),
+        "e.txt": (b"\xff", "e.txt: not valid UTF-8"),
+        "f/readme": (b"", "f: the folder has no tokenizer.json"),
     }
-    for name, (data, sentence) in cases.items():
+    for name, (data, message) in cases.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(data)
-        with pytest.raises(InputError, match=sentence):
+        with raises(InputError, match=message):
             Tokenizer.load(path.parent if name.startswith("f/") else path)
     (tmp_path / "c" / "merges.txt").write_text("#version: 0.2\nx y\n")
-    with pytest.raises(InputError, match=r"this vocabulary and merges\.txt beside it do not belong together"):
+    with raises(InputError, value=tmp_path / "c" / "vocab.json", match=r"merges\.txt"):
         Tokenizer.load(tmp_path / "c")

@@ -27,6 +27,7 @@ from sightline.data.corpus import Corpus, Dialogue, Parallel, Table, Text, read_
 from sightline.errors import InputError
 from sightline.files import draft_folder, read_json_object
 from sightline.special import END
+from sightline.text.dialogue import DialogueFormat, alternating_turns
 from sightline.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -348,14 +349,16 @@ def _make_texts(draft: _Draft, corpora: Sequence[Text], tokenizer: Tokenizer, co
 def _make_dialogues(
     draft: _Draft, corpora: Sequence[Dialogue], tokenizer: Tokenizer, context: int, progress: Progress
 ) -> None:
+    form = DialogueFormat(tokenizer)
     for corpus in corpora:
         for dialogues in _chunks(read_dialogues(corpus), lambda turns: sum(map(len, turns))):
-            encoded = iter(tokenizer.encode([turn for dialogue in dialogues for turn in dialogue]))
+            spoken = [alternating_turns(texts) for texts in dialogues]
+            encoded = iter(form.encode([turn for turns in spoken for turn in turns]))
             sequences, masks = [], []
-            for dialogue in dialogues:
-                turns = [next(encoded) for _ in dialogue]
-                sequence, mask = _sequence(turns, context)
-                verdict = "empty" if not any(turns) else "kept" if any(mask) else "too_long"
+            for turns in spoken:
+                sequence, mask = form.training_sequence(turns, [next(encoded) for _ in turns], context)
+                empty = not any(turn.text.strip() for turn in turns)
+                verdict = "empty" if empty else "kept" if any(mask) else "too_long"
                 draft.counts[Counts._fields.index(verdict)] += 1
                 if verdict == "kept":
                     sequences.append(sequence)
@@ -367,21 +370,6 @@ def _make_dialogues(
         draft.end_part()
     if not draft.counts[0]:
         raise InputError(f"none of the {draft.counts.sum():,} conversations has a reply within {context} tokens.")
-
-
-def _sequence(turns: list[list[int]], context: int) -> tuple[list[int], list[int]]:
-    """The last turns of a conversation, as many as fit, and which of their tokens are part of a reply."""
-    room = context
-    first = len(turns)
-    while first and len(turns[first - 1]) < room:
-        first -= 1
-        room -= len(turns[first]) + 1
-    sequence: list[int] = []
-    mask: list[int] = []
-    for place in range(first, len(turns)):
-        sequence += [*turns[place], END]
-        mask += [place % 2] * (len(turns[place]) + 1)
-    return sequence, mask
 
 
 def _flat(tokenizer: Tokenizer, sentences: Sequence[Sequence[int]]) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -22,6 +22,7 @@ from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.files import cache_folder, write_files
 from sightline.model.transformer import Model, build
 from sightline.model_folder import ModelFolder, load_tokenizer
+from sightline.text.dialogue import ROLE_TOKENS
 from sightline.text.split import split
 from sightline.text.tokenizer import Tokenizer, suggest_vocab_size
 from sightline.train.batch_size import find_batch_tokens
@@ -252,7 +253,8 @@ def _vocabulary(
         return old[1]
     size = config.data.vocab_size or suggest_vocab_size(sum(1 for c, _ in corpora for _ in _sentences(c)))
     text = chain.from_iterable(sentence for corpus, _ in corpora for sentence in _sentences(corpus))
-    tokenizer = Tokenizer.train(text, size)
+    special = [*ROLE_TOKENS.values()] if isinstance(corpora[0].corpus, Dialogue) else []
+    tokenizer = Tokenizer.train(text, size, special)
     log(f"vocabulary: {tokenizer.size:,} entries, learned from the text")
     return tokenizer
 
