@@ -1,4 +1,4 @@
-"""`sightline translate` and `score`: a line for a line, nothing lost, whatever happens."""
+"""`sightline translate`, `align`, `score` and `shortlist`: every line of the input has its line in the output."""
 
 import gzip
 import json
@@ -7,11 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 import sightline
+from runs import LIMIT, wait_for
 from sightline.cli.main import main
 from sightline.data.builtin import generate
 from sightline.evaluate.align import agreement, gold_of
@@ -30,8 +30,8 @@ def expected(taught):
     return [found.text for found in sightline.load(taught).translate(TEXTS)]
 
 
-def test_lines_of_a_file_or_of_standard_input(taught, expected, tmp_path):
-    text = "\n".join(TEXTS)  # no end after the last line
+def test_files_and_standard_input(taught, expected, tmp_path):
+    text = "\n".join(TEXTS)  # no line break after the last line
     done = run("translate", taught, given=text.encode())
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.decode() == "\n".join(expected) + "\n"
@@ -40,7 +40,7 @@ def test_lines_of_a_file_or_of_standard_input(taught, expected, tmp_path):
     assert (tmp_path / "y").read_text() == "\n".join(expected) + "\n"
 
 
-def test_every_line_has_its_line_whatever_is_in_it(taught):
+def test_unusual_lines(taught):
     strange = [
         b"",
         b"  ",
@@ -59,12 +59,12 @@ def test_every_line_has_its_line_whatever_is_in_it(taught):
     assert lines.pop() == b""
     assert len(lines) == len(strange)
     assert lines[0] == b""
-    assert b"standard input:3: bytes that are not UTF-8" in done.stderr
+    assert b"standard input:3: " in done.stderr
     assert lines[-1].decode() == sightline.load(taught).translate(TEXTS[0], beam=1)[0].text
 
 
 @pytest.mark.parametrize("command", ["score", "align"])
-def test_a_pair_that_is_too_long_is_counted_from_the_first(command, taught, tmp_path, monkeypatch, capsys):
+def test_errors_count_pairs_across_windows(command, taught, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(f"sightline.cli.{command}.WINDOW", 2)
     (tmp_path / "a.en").write_text("x\n" * 4 + "x " * 9000 + "\n")
     (tmp_path / "a.de").write_text("y\n" * 5)
@@ -72,20 +72,20 @@ def test_a_pair_that_is_too_long_is_counted_from_the_first(command, taught, tmp_
     monkeypatch.setattr("sys.argv", ["sightline", command, *map(str, [taught, *files])])
     with pytest.raises(SystemExit) as stopped:
         main()
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     assert stopped.value.code == 2
-    assert len(told.out.splitlines()) == 4
-    assert told.err.startswith("pair 5 is too long")
+    assert len(output.out.splitlines()) == 4
+    assert "5" in output.err.split()
 
 
-def test_standard_input_that_cannot_be_read_is_told(taught, tmp_path):
+def test_unreadable_standard_input(taught, tmp_path):
     with (tmp_path / "only to write").open("wb") as file:
         done = subprocess.run([*COMMAND, "translate", str(taught)], stdin=file, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.decode().splitlines()[-1] == "standard input: cannot be read: Bad file descriptor."
+    assert done.stderr.decode().splitlines()[-1].startswith("standard input: ")
 
 
-def test_standard_input_is_answered_as_it_comes(taught, expected):
+def test_standard_input_is_answered_line_by_line(taught, expected):
     with subprocess.Popen(
         [*COMMAND, "translate", str(taught)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -94,10 +94,11 @@ def test_standard_input_is_answered_as_it_comes(taught, expected):
             process.stdin.flush()
             assert process.stdout.readline() == answer + "\n"
         process.stdin.close()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=LIMIT) == 0
 
 
 SLOWLY = pytest.mark.slow
+RERANK = "rerank=mbr-chrf"
 
 
 @pytest.mark.parametrize(
@@ -111,34 +112,37 @@ SLOWLY = pytest.mark.slow
         pytest.param(signal.SIGTERM, 2, marks=SLOWLY),
     ],
 )
-def test_stopped_and_resumed_nothing_is_lost_or_said_twice(taught, tmp_path, how, nbest):
+def test_interrupted_and_resumed_output_equals_uninterrupted(taught, tmp_path, how, nbest):
+    """The interrupted process reads a pipe that stays open, so that it cannot end before the signal."""
     many = (TEXTS * 20)[:400]
     (tmp_path / "in").write_text("\n".join(many) + "\n")
     options = ["--beam", "2", "--nbest", str(nbest), "--engine", "torch"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert run("translate", taught, tmp_path / "in", "--out", whole, *options).returncode == 0
     command = ["translate", str(taught), str(tmp_path / "in"), "--out", str(parts), *options]
-    with subprocess.Popen([*COMMAND, *command], stderr=subprocess.PIPE) as process:
-        while not (parts.exists() and parts.stat().st_size):
-            time.sleep(0.01)
+    from_pipe = [*COMMAND, "translate", str(taught), "-", "--out", str(parts), *options]
+    with subprocess.Popen(from_pipe, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdin.write((tmp_path / "in").read_bytes())
+        process.stdin.flush()
+        wait_for(lambda: parts.exists() and parts.stat().st_size > 0, process)
         process.send_signal(how)
-        said = process.stderr.read().decode()
-        code = process.wait(timeout=60)
+        code = process.wait(timeout=LIMIT)
+        stderr = process.stderr.read().decode()
     assert code == (-9 if how == signal.SIGKILL else 128 + how)
     if how != signal.SIGKILL:
-        assert "with --resume goes on" in said
+        assert "--resume" in stderr
         assert parts.read_bytes().endswith(b"\n")
     so_far = parts.read_bytes()
     assert whole.read_bytes().startswith(so_far)
     with parts.open("ab") as file:
-        file.write(b"half a li")  # as a full disk would leave it
+        file.write(b"half a li")  # as after a full disk
     assert run(*command, "--resume").returncode == 0
     assert parts.read_bytes() == whole.read_bytes()
-    assert run(*command, "--resume").returncode == 0  # nothing is left to do
+    assert run(*command, "--resume").returncode == 0  # nothing is left
     assert parts.read_bytes() == whole.read_bytes()
 
 
-def test_a_reader_that_has_seen_enough(taught):
+def test_closed_output_pipe(taught):
     command = f"{sys.executable} -m sightline.cli.main translate {taught} | head -n 1"
     done = subprocess.run(
         ["bash", "-c", command], input="\n".join(TEXTS * 30).encode(), capture_output=True, check=False
@@ -148,7 +152,7 @@ def test_a_reader_that_has_seen_enough(taught):
     assert b"Exception" not in done.stderr
 
 
-def test_more_than_one_answer_and_json(taught, expected):
+def test_nbest_and_json(taught, expected):
     given = "\n".join(TEXTS[:3]).encode()
     rows = [
         row.split(" ||| ") for row in run("translate", taught, "--nbest", "3", given=given).stdout.decode().splitlines()
@@ -164,7 +168,7 @@ def test_more_than_one_answer_and_json(taught, expected):
         assert len(one["log_probs"]) == len(one["tokens"]) + 1
 
 
-def test_which_word_comes_from_which(taught, expected, tmp_path):
+def test_alignments_of_translations(taught, expected, tmp_path):
     texts = ["", *TEXTS[:3]]
     given = "\n".join(texts).encode()
     links = [write_pharaoh(one.alignment) for one in sightline.load(taught).translate(texts, align=True)]
@@ -180,7 +184,7 @@ def test_which_word_comes_from_which(taught, expected, tmp_path):
     assert "alignment" not in json.loads(run("translate", taught, "--json", given=TEXTS[0].encode()).stdout)
 
 
-def test_links_of_given_translations(taught, here, tmp_path):
+def test_align_command(taught, here, tmp_path):
     pairs = list(generate("dev", 40))
     model = shutil.copytree(taught, tmp_path / "model")
     for name, rows in (
@@ -191,22 +195,22 @@ def test_links_of_given_translations(taught, here, tmp_path):
         (tmp_path / name).write_text("".join(f"{row}\n" for row in rows))
     command = ["align", model, "--source", tmp_path / "en", "--target", tmp_path / "de"]
     expected = sightline.load(taught).align([pair.source for pair in pairs], [pair.target for pair in pairs])
-    code, out, said = here(*command)
-    assert (code, said) == (0, "")
+    code, out, err = here(*command)
+    assert (code, err) == (0, "")
     assert out.splitlines() == [write_pharaoh(links) for links in expected]
-    _, _, said = here(*command, "--gold", tmp_path / "gold")
+    _, _, err = here(*command, "--gold", tmp_path / "gold")
     error = agreement(expected, [gold_of(pair) for pair in pairs]).error
-    assert said.startswith(f"error rate {error:.4f}, precision ")
-    code, out, said = here(*command, "--gold", tmp_path / "gold", "--choose")
+    assert err.startswith(f"error rate {error:.4f}, precision ")
+    code, out, err = here(*command, "--gold", tmp_path / "gold", "--choose")
     assert (code, out) == (0, "")
     chosen = json.loads((model / "alignment.json").read_text())
     assert chosen["pairs"] == 40
     assert chosen["error"] <= round(error, 4)
-    assert f"chosen by: {chosen['error']:.4f}" in said
+    assert f"chosen by: {chosen['error']:.4f}" in err
     assert f"error rate {chosen['error']:.4f}" in here(*command, "--gold", tmp_path / "gold")[2]
 
 
-def test_options_of_the_search_reach_it(taught, here, tmp_path):
+def test_search_options(taught, here, tmp_path):
     engine = sightline.load(taught)
     (tmp_path / "in").write_text(TEXTS[0])
     for arguments, options in (
@@ -219,11 +223,11 @@ def test_options_of_the_search_reach_it(taught, here, tmp_path):
         (["--mbr", "--beam", "16"], {"sample": True, "rerank": "mbr-chrf", "beam": 16}),
         (["--sample", "--beam", "16", "--set", "rerank=mbr-chrf"], {"sample": True, "rerank": "mbr-chrf", "beam": 16}),
     ):  # fmt: skip
-        code, out, said = here("translate", taught, tmp_path / "in", *arguments)
-        assert (code, out) == (0, engine.translate(TEXTS[0], **options)[0].text + "\n"), said
+        code, out, err = here("translate", taught, tmp_path / "in", *arguments)
+        assert (code, out) == (0, engine.translate(TEXTS[0], **options)[0].text + "\n"), err
 
 
-def test_a_shortlist_is_learnt_and_used(taught, expected, tmp_path):
+def test_shortlist(taught, expected, tmp_path):
     pytest.importorskip("ctranslate2")
     model = tmp_path / "model"
     shutil.copytree(taught, model, ignore=shutil.ignore_patterns("ctranslate2*", "checkpoints"))
@@ -239,7 +243,7 @@ def test_a_shortlist_is_learnt_and_used(taught, expected, tmp_path):
     on = ["--pairs", tmp_path / "x.tsv", "--source", tmp_path / "x.en", "--target", tmp_path / "x.de"]
     done = run("shortlist", model, *on, "--often", 50, "--likely", 30)
     assert (done.returncode, done.stdout.decode()) == (0, f"{model / 'vmap.txt'}\n"), done.stderr
-    assert re.search(r"these are (9\d|100)\.\d\d % of the target tokens in pairs that were not", done.stderr.decode())
+    assert re.search(r"(9\d|100)\.\d\d % of the target tokens", done.stderr.decode())
     for more in ([], ["--precision", "int8"], ["--beam", "1", "--prefix", "Gestern"]):
         done = run("translate", model, "--shortlist", *more, given=text)
         assert done.returncode == 0, done.stderr
@@ -251,41 +255,46 @@ def test_a_shortlist_is_learnt_and_used(taught, expected, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "words"),
     [
-        (["translate", "{tmp}/none"], "none"),
-        (["translate", "{model}", "{tmp}/none"], "there is no such file"),
-        (["translate", "{model}", "--resume"], "name it by --out"),
-        (["translate", "{model}", "--out", "{tmp}/there"], "add --resume"),
-        (["translate", "{model}", "--beam", "0"], "beams"),
-        (["translate", "{model}", "--engine", "fast"], "known are auto, torch and ctranslate2"),
-        (["translate", "{model}", "--precision", "half"], "known are auto, float32, bfloat16 and int8"),
-        (["translate", "{model}", "--precision", "int8", "--engine", "torch"], "int8 is for the engine ctranslate2"),
-        (["shortlist", "{model}"], "name files by --source and --target, or --pairs"),
-        (["shortlist", "{model}", "--source", "{tmp}/there"], "there are 1 --source and 0 --target"),
-        (["shortlist", "{tmp}/none", "--pairs", "{tmp}/there.tsv"], "no model found"),
-        (["shortlist", "{model}", "--pairs", "{tmp}/there.tsv"], "cannot be read"),
-        (["translate", "{model}", "--set", "temprature=1"], "did you mean 'temperature'"),
-        (["translate", "{model}", "--beam", "2", "--set", "groups=3"], "cannot be split"),
-        (["translate", "{model}", "--set", "rerank=mbr-chrf"], "mbr-chrf"),
-        (["translate", "{model}", "{tmp}/there", "--mbr", "--within", "x"], "cannot be had with samples"),
-        (["translate", "{model}", "{tmp}/there", "--within", "x", "--without", "x"], "one or the other"),
-        (["score", "{model}", "--source", "{tmp}/there", "--target", "{tmp}/longer"], "lines"),
-        (["align", "{model}", "--source", "{tmp}/there", "--target", "{tmp}/other", "--choose"], "name them by --gold"),
+        (["translate", "{tmp}/none"], ["{tmp}/none"]),
+        (["translate", "{model}", "{tmp}/none"], ["{tmp}/none"]),
+        (["translate", "{model}", "--resume"], ["--resume", "--out"]),
+        (["translate", "{model}", "--out", "{tmp}/there"], ["--out", "{tmp}/there", "--resume"]),
+        (["translate", "{model}", "--beam", "0"], ["0"]),
+        (["translate", "{model}", "--engine", "fast"], ["engine", "fast"]),
+        (["translate", "{model}", "--precision", "half"], ["precision", "half"]),
+        (["translate", "{model}", "--precision", "int8", "--engine", "torch"], ["int8", "engine"]),
+        (["shortlist", "{model}"], ["--pairs", "--source", "--target"]),
+        (["shortlist", "{model}", "--source", "{tmp}/there"], ["--source", "--target", "1", "0"]),
+        (["shortlist", "{tmp}/none", "--pairs", "{tmp}/there.tsv"], ["{tmp}/none"]),
+        (["shortlist", "{model}", "--pairs", "{tmp}/there.tsv"], ["{tmp}/there.tsv"]),
+        (["translate", "{model}", "--set", "temprature=1"], ["temprature", "temperature"]),
+        (["translate", "{model}", "--beam", "2", "--set", "groups=3"], ["groups", "3"]),
+        (["translate", "{model}", "--set", "{rerank}"], ["sample"]),
+        (["translate", "{model}", "{tmp}/there", "--mbr", "--within", "x"], []),
+        (["translate", "{model}", "{tmp}/there", "--within", "x", "--without", "x"], []),
+        (["score", "{model}", "--source", "{tmp}/there", "--target", "{tmp}/longer"], ["lines"]),
+        (
+            ["align", "{model}", "--source", "{tmp}/there", "--target", "{tmp}/other", "--choose"],
+            ["choose", "gold"],
+        ),
         (
             ["align", "{model}", "--source", "{tmp}/there", "--target", "{tmp}/other", "--gold", "{tmp}/there"],
-            "0-0 1-2",
+            ["{tmp}/there:1"],
         ),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(taught, here, tmp_path, arguments, message):
+def test_user_errors(taught, here, tmp_path, arguments, words):
     (tmp_path / "there").write_text("one\n")
     (tmp_path / "other").write_text("eins\n")
     (tmp_path / "longer").write_text("one\ntwo\n")
-    code, out, said = here(*(part.format(tmp=tmp_path, model=taught) for part in arguments))
-    assert (code, out) == (2, ""), said
-    assert message in said
-    assert len(said.splitlines()) == 1
+    names = {"tmp": tmp_path, "model": taught, "rerank": RERANK}
+    code, out, err = here(*(part.format(**names) for part in arguments))
+    assert (code, out) == (2, ""), err
+    assert len(err.splitlines()) == 1
+    for word in words:
+        assert re.search(rf"(?<!\w){re.escape(word.format(**names))}(?!\w)", err), (word, err)
 
 
 def test_scores_of_given_translations(taught, tmp_path):

@@ -1,4 +1,4 @@
-"""`sightline back-translate`: pairs from text of one language (Sennrich, Haddow and Birch, 2016)."""
+"""`sightline back-translate`: make training pairs from monolingual text (Sennrich, Haddow and Birch, 2016)."""
 
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -11,27 +11,27 @@ from sightline.cli.pairs import write_pairs
 
 def back_translate(
     model: Annotated[
-        str, typer.Argument(help="The folder or name of a model from the language of --text into the other.")
+        str, typer.Argument(help="Folder or name of a model that translates from the language of --text.")
     ],
-    text: Annotated[list[Path], typer.Option(help="Text to learn to write, a sentence a line; may be repeated.")],
-    out: Annotated[Path, typer.Option(help="The pairs, as .tsv: a machine's source, tab, a line of --text.")],
-    beam: Annotated[
-        int | None, typer.Option(help="Hypotheses that grow side by side, 4 if left out; samples to choose from, 1.")
-    ] = None,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens by their probability.")] = False,
-    temperature: Annotated[float, typer.Option(help="Of samples: below 1 they dare less, above 1 more.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Draw among so many of the likeliest tokens; 0: among all.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of samples.")] = 1,
-    engine: Annotated[str, typer.Option(help="auto, torch or ctranslate2: what searches.")] = "auto",
+    text: Annotated[
+        list[Path], typer.Option(help="Text in the target language, one sentence per line; may be repeated.")
+    ],
+    out: Annotated[Path, typer.Option(help="Output as .tsv: machine-translated source, tab, line of --text.")],
+    beam: Annotated[int | None, typer.Option(help="Beam size; default 4, with --sample 1.")] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Sample tokens from the model's distribution.")] = False,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; lower is more conservative.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 disables the limit.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of sampling.")] = 1,
+    engine: Annotated[str, typer.Option(help="Search backend: auto, torch or ctranslate2.")] = "auto",
     precision: Annotated[
-        str, typer.Option(help="auto, float32, or, faster and rounded, int8 (on a CPU) or bfloat16 (on a GPU).")
+        str, typer.Option(help="auto, float32, int8 (CPU) or bfloat16 (GPU). The last two are faster and round.")
     ] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the best there is.")] = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where --out ends.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or mps; auto chooses the fastest.")] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue --out where it ends.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of a progress bar.")] = False,
 ) -> None:
-    """Make pairs from text of the language one wants to translate into: a model of the other direction writes a source
-    to every line. What is learnt to be written is real."""
+    """Make pairs from text in the target language: a model of the reverse direction writes the source of every line, so
+    that the training target is real text."""
     from sightline.config import SearchConfig
     from sightline.engine import load
     from sightline.errors import InputError
@@ -39,7 +39,7 @@ def back_translate(
     beams = beam if beam is not None else 1 if sample else 4
     options = SearchConfig(beams=beams, sample=sample, temperature=temperature, top_k=top_k, seed=seed)
     if out.suffix != ".tsv":
-        raise InputError(f"{out}: pairs are written as .tsv; choose a name for --out that ends so.")
+        raise InputError(f"`out` must be a .tsv file, got {out}.", option="out", value=out)
     check_new(out, resume)
     check_files(text)
     translator = load(model, device=device, engine=cast("Any", engine), precision=cast("Any", precision))

@@ -1,4 +1,4 @@
-"""`sightline demo`: a translation at once, a model that learns before your eyes, and the page with both."""
+"""`sightline demo`: translate, train a small model in a minute, and open the page with both."""
 
 import contextlib
 import shutil
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 RIDDLE = [f"The animal didn't cross the street because it was too {word}." for word in ("tired", "wide")]
-SAID = {
+SENTENCES_TO_TRY = {
     "en-fr": ["Hi, how are you?", "I am a student.", "Where is the nearest station?", *RIDDLE],
     "coref": RIDDLE,
 }
-"""What the models that come with Sightline are asked."""
+"""Sentences for the bundled models."""
 SENTENCES = 30_000
 RECIPE = [
     "model.encoder.layers=2",
@@ -32,16 +32,16 @@ RECIPE = [
     "train.validate_every=160",
     "train.report_every=10",
 ]
-"""What differs from the preset: so regular a language needs half the layers, less dropout and fewer steps than a real
-one, and as it has one right answer to every sentence, no smoothing."""
+"""Differences from the preset. This language is regular, so half the layers, less dropout and fewer steps are enough;
+it has one correct answer to each sentence, so label smoothing would not help."""
 
 
 def demo(
-    out: Annotated[Path | None, typer.Option(help="Keep the model that is trained in this folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Keep the trained model in this folder.")] = None,
     serve: Annotated[bool, typer.Option(help="Open the page with all models at the end.")] = True,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0 takes one that is free.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 chooses a free one.")] = 8000,
 ) -> None:
-    """Translate, see how, train a model before your eyes (less than a minute), and open the page with all of them."""
+    """Translate, trace the model, train a small model (less than a minute), and open the page with all of them."""
     import tempfile
 
     from rich.console import Console
@@ -52,64 +52,67 @@ def demo(
     console.print("[bold]Sightline[/]  the Transformer, opened")
     translate(console)
     explain(console)
-    with tempfile.TemporaryDirectory() as beside:
-        folder = out or Path(beside) / "yours"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = out or Path(temporary) / "yours"
         teach(console, folder, kept=out is not None)
         if serve:
             show(console, folder, port)
         elif out:
-            console.print(f"[dim]The model is in {out}. Next: docs/guides/train.md does it with your own text.[/]")
+            console.print(f"[dim]The model is in {out}. To train on your own text, see docs/guides/train.md.[/]")
 
 
 def _check(out: Path | None, port: int | None) -> None:
-    """What cannot be is told at once, and not after the training."""
+    """Check folder and port before the training."""
     import tempfile
 
-    from sightline.cli.serve import needed
+    from sightline.cli.serve import import_packages
     from sightline.errors import InputError
 
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
-            taken = any(out.iterdir())
-            tempfile.TemporaryFile(dir=out).close()  # it can be written
+            empty = not any(out.iterdir())
+            tempfile.TemporaryFile(dir=out).close()  # the folder can be written
         except FileExistsError:  # a file
-            taken = True
+            empty = False
         except OSError as error:
-            raise InputError(f"{out}: cannot be written: {error.strerror}.") from None
-        if taken:
-            raise InputError(f"{out}: there is something here already; choose another --out.")
+            message = f"`out` cannot be written: {out}: {error.strerror}."
+            raise InputError(message, option="out", value=out) from None
+        if not empty:
+            message = f"`out` is not empty: {out}. Choose another folder."
+            raise InputError(message, option="out", value=out)
     if port is not None:
-        with needed():
-            from sightline.serve.app import bind
+        import_packages()
+        from sightline.serve.app import bind
+
         bind("127.0.0.1", port).close()
 
 
 def heading(console: "Console", title: str, text: str) -> None:
-    """A headline and a sentence below it."""
+    """Print a heading and a sentence."""
     console.print()
     console.rule(f"[bold]{title}", align="left", style="dim")
     console.print(text)
 
 
 def translate(console: "Console") -> None:
-    """What the shipped models say."""
+    """Translate with the bundled models."""
     started = time.perf_counter()
     from sightline.engine import load
     from sightline.model_folder import ModelFolder, bundled_models
 
-    for name in (name for name in SAID if name in bundled_models()):
-        engine = load(name, engine="torch")  # the same answers as by CTranslate2, and nothing to be converted first
+    for name in (name for name in SENTENCES_TO_TRY if name in bundled_models()):
+        engine = load(name, engine="torch")  # gives the answers of CTranslate2 without converting the model first
         count = ModelFolder(name).count_parameters()
-        heading(console, f"Translate with {name}", f"It comes with Sightline: {count / 1e6:.1f} million parameters.")
-        for text, found in zip(SAID[name], engine.translate(SAID[name]), strict=True):
+        heading(console, f"Translate with {name}", f"A bundled model with {count / 1e6:.1f} million parameters.")
+        for text, found in zip(SENTENCES_TO_TRY[name], engine.translate(SENTENCES_TO_TRY[name]), strict=True):
             console.print(f"  {text}")
             console.print(f"  [cyan]{found.text}[/]")
-    console.print(f"[dim]{time.perf_counter() - started:.1f} s, most of them for loading.[/]")
+    console.print(f"[dim]{time.perf_counter() - started:.1f} s, mostly loading.[/]")
 
 
 def explain(console: "Console") -> None:
-    """Where the model looks when it has to decide what "it" is."""
+    """Show the attention of the model when it translates "it"."""
     from rich.table import Table
 
     from sightline.data.builtin import riddle
@@ -117,20 +120,20 @@ def explain(console: "Console") -> None:
 
     engine, pairs = load("coref", engine="torch"), riddle()
     traces = [engine.trace(pair.source, pair.target) for pair in pairs]
-    before = [trace.tokens["target"].index("▁weil") for trace in traces]  # the pronoun is written behind it
+    before = [trace.tokens["target"].index("▁weil") for trace in traces]  # the pronoun follows it
     last = f"decoder.layers.{engine.model.config.decoder.layers - 1}.cross_attention.probabilities"
-    looks = [trace[last].values[:, at].mean(0) for trace, at in zip(traces, before, strict=True)]
+    attention = [trace[last].values[:, at].mean(0) for trace, at in zip(traces, before, strict=True)]
     heading(
         console,
-        "How it knows",
-        "“It” is the animal, das Tier, so [bold]es[/]; or the street, die Straße, so [bold]sie[/]. Here is where the "
-        "model looks just before it writes one or the other: the mean of all heads of its last cross-attention.",
+        "How the model chooses",
+        "“It” is the animal (das Tier), so [bold]es[/], or the street (die Straße), so [bold]sie[/]. The table shows "
+        "the cross-attention of the last layer, the mean of its heads, at the step that writes the pronoun.",
     )
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("")
     for pair in pairs:
         table.add_column(f"too {pair.source_words[-2]}: {pair.target_words[pair.target_pronoun or 0]}", min_width=26)
-    rows = zip(traces[0].tokens["source"], *(look.tolist() for look in looks), strict=True)
+    rows = zip(traces[0].tokens["source"], *(weights.tolist() for weights in attention), strict=True)
     for number, (piece, *weights) in enumerate(rows):
         other = traces[1].tokens["source"][number]
         word = piece if piece == other else f"{piece}/{other}"
@@ -139,14 +142,14 @@ def explain(console: "Console") -> None:
     console.print(table)
     differences = [difference for trace in traces for difference in trace.check().values()]
     console.print(
-        f"[dim]{sum(len(trace.names()) for trace in traces)} tensors recorded; {len(differences)} steps computed again "
-        f"from their inputs; largest difference to what ran: {max(differences):.0e}.[/]"
+        f"[dim]{sum(len(trace.names()) for trace in traces)} tensors recorded; {len(differences)} steps recomputed "
+        f"from their inputs; largest difference: {max(differences):.0e}.[/]"
     )
 
 
 def teach(console: "Console", folder: Path, *, kept: bool) -> None:
-    """Train the preset `tiny` on the built-in corpus, with the riddle before and after. Where the folder is kept, so is
-    the corpus, by which a run that was stopped can go on."""
+    """Train the preset `tiny` on the built-in corpus, and translate the riddle before and after. `kept`: also keep the
+    corpus, so that an interrupted run can be resumed."""
     import torch
 
     from sightline.data.builtin import generate, riddle
@@ -159,35 +162,35 @@ def teach(console: "Console", folder: Path, *, kept: bool) -> None:
 
     heading(
         console,
-        "Teach one",
-        f"{SENTENCES:,} English sentences and their German translations, from a grammar made for this. In German, “it” "
-        "is er, sie or es by the noun it stands for; which noun that is, only the last word of the sentence tells.",
+        "Train a model",
+        f"{SENTENCES:,} English sentences and their German translations, generated by a grammar. In German, “it” is "
+        "er, sie or es, depending on its noun; only the last word of the sentence shows which noun that is.",
     )
     with contextlib.ExitStack() as after:
-        beside = folder if kept else folder.parent
-        beside.mkdir(parents=True, exist_ok=True)
-        training, testing = beside / "train.tsv", beside / "dev.tsv"
+        data = folder if kept else folder.parent
+        data.mkdir(parents=True, exist_ok=True)
+        training, validation = data / "train.tsv", data / "dev.tsv"
         training.write_text("".join(f"{p.source}\t{p.target}\n" for p in generate("train", SENTENCES)), "utf-8")
-        testing.write_text("".join(f"{p.source}\t{p.target}\n" for p in generate("dev", 200)), "utf-8")
+        validation.write_text("".join(f"{p.source}\t{p.target}\n" for p in generate("dev", 200)), "utf-8")
         options = RunOptions(
             folder,
             TextFiles(pairs=[(str(training), 1.0)]),
-            TextFiles(pairs=[(str(testing), 1.0)]),
+            TextFiles(pairs=[(str(validation), 1.0)]),
             preset="tiny",
             set=RECIPE,
-            cache=None if kept else beside / "cache",
+            cache=None if kept else data / "cache",
         )
-        tell = ProgressBar(console) if console.is_terminal else Lines(console)
-        if isinstance(tell, ProgressBar):
-            after.callback(tell.close)
+        sink = ProgressBar(console) if console.is_terminal else Lines(console)
+        if isinstance(sink, ProgressBar):
+            after.callback(sink.close)
         started = time.perf_counter()
-        run = train_files(options, tell, lambda text: console.print(f"[dim]{text}[/]"), values)
+        run = train_files(options, sink, lambda text: console.print(f"[dim]{text}[/]"), values)
     if run.stopped:
         if kept:
-            console.print(f"Stopped; sightline train --out {folder} --resume goes on.")
+            console.print(f"Stopped. To continue: sightline train --out {folder} --resume")
         raise typer.Exit(128 + run.stopped)
     seconds = time.perf_counter() - started
-    shutil.copy(BUNDLED / "coref" / EXAMPLES, folder)  # it has learnt the same words
+    shutil.copy(BUNDLED / "coref" / EXAMPLES, folder)  # both know the same words
     model, tokenizer = load_model(folder), load_tokenizer(folder)
     if not isinstance(model, EncoderDecoder):
         raise TypeError(type(model))
@@ -204,20 +207,22 @@ def teach(console: "Console", folder: Path, *, kept: bool) -> None:
     found = grammar(model, tokenizer)
     console.print()
     console.print(
-        f"  {seconds:.0f} s of training. Of 1,000 sentences it has not seen, {found.exact:.1%} are right to the "
-        f"letter, and {found.pronouns:.1%} of the pronouns."
+        f"  {seconds:.0f} s of training. Of 1,000 unseen sentences, {found.exact:.1%} are translated exactly, and "
+        f"{found.pronouns:.1%} of their pronouns are right."
     )
 
 
 def show(console: "Console", folder: Path, port: int) -> None:
-    """The page, until Ctrl-C."""
+    """Serve the page until Ctrl-C."""
     from sightline.cli.serve import serve
     from sightline.model_folder import bundled_models
 
     heading(
         console,
         "Look inside",
-        "The page has all of them: type your own sentence, and open any box of the figure down to its numbers. "
-        "Ctrl-C ends.",
+        "The page shows all models: type a sentence and open any box of the figure down to its numbers. Press Ctrl-C "
+        "to stop.",
     )
-    serve([*(name for name in SAID if name in bundled_models()), f"yours={folder}"], port=port, open_page=True)
+    serve(
+        [*(name for name in SENTENCES_TO_TRY if name in bundled_models()), f"yours={folder}"], port=port, open_page=True
+    )

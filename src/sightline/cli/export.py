@@ -1,4 +1,4 @@
-"""`sightline export`: a model of ours for other software."""
+"""`sightline export`: write a model in the format of other software."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -8,7 +8,7 @@ import typer
 
 
 class Kind(StrEnum):
-    """What it can be written for."""
+    """Formats."""
 
     huggingface = "huggingface"
     ctranslate2 = "ctranslate2"
@@ -16,25 +16,26 @@ class Kind(StrEnum):
 
 
 class Precision(StrEnum):
-    """What weights are kept in."""
+    """Precisions of exported weights."""
 
     float32 = "float32"
     int8 = "int8"
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="The folder or the name of a model that translates.")],
-    to: Annotated[Kind, typer.Option(help="What the new folder is for.")],
-    out: Annotated[Path, typer.Option(help="The new folder; an older one of this kind is replaced.")],
+    model: Annotated[str, typer.Argument(help="Folder or name of a model that translates.")],
+    to: Annotated[Kind, typer.Option(help="Format of the new folder.")],
+    out: Annotated[Path, typer.Option(help="The new folder; an older export is replaced.")],
     precision: Annotated[
-        Precision, typer.Option(help="Of the weights for ctranslate2; int8 is a quarter of the size, and rounds.")
+        Precision,
+        typer.Option(help="Precision of the weights for ctranslate2; int8 is a quarter of the size and rounds."),
     ] = Precision.float32,
     verify: Annotated[
-        bool, typer.Option(help="Load what was written, and compare what it says with the model.")
+        bool, typer.Option(help="Load the exported model and compare its answers with the model's.")
     ] = True,
 ) -> None:
-    """Write a model for Hugging Face transformers, CTranslate2 or an ONNX runtime, with its vocabulary. The new folder
-    is there once it has been compared with the model, and whole."""
+    """Write a model and its vocabulary for Hugging Face transformers, CTranslate2 or an ONNX runtime. The new folder
+    appears when it is complete and has passed the comparison with the model."""
     from sightline.errors import InputError
     from sightline.interop.export import export as write
     from sightline.model.transformer import EncoderDecoder
@@ -43,7 +44,9 @@ def export(
     folder = ModelFolder(model)
     ours, tokenizer = folder.load_model(), folder.load_tokenizer()
     if not isinstance(ours, EncoderDecoder):
-        raise InputError(f"{model}: this model is {ours.config.architecture}; only one that translates is exported.")
+        architecture = ours.config.architecture
+        message = f"`model` must be encoder-decoder to be exported, {model} is {architecture}."
+        raise InputError(message, option="model", value=model)
     shortlist = folder.file(SHORTLIST)
     found = write(
         ours,
@@ -58,8 +61,8 @@ def export(
         typer.echo("not compared with the model", err=True)
     else:
         typer.echo(
-            f"compared with the model on {found.sentences} sentences: numbers differ by {found.numbers:.1e} at most, "
-            f"{found.answers} of the answers differ",
+            f"compared with the model on {found.sentences} sentences: largest difference {found.numbers:.1e}, "
+            f"{found.answers} answers differ",
             err=True,
         )
     typer.echo(str(out))

@@ -1,4 +1,4 @@
-"""`sightline import`: a model from elsewhere becomes one of ours."""
+"""`sightline import`: convert a model of other software."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,19 +15,19 @@ def import_(
         ),
     ],
     out: Annotated[Path, typer.Option(help="The folder of the new model.")],
-    revision: Annotated[str | None, typer.Option(help="Of a model on the hub: a branch, a tag or a commit.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the hub.")] = None,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Ask no network: take a model of the hub from its cache.")
+        bool, typer.Option("--offline", help="Do not use the network: take a model of the hub from the cache.")
     ] = False,
 ) -> None:
-    """Read a model of another program, and write it as one of ours, which can do all that ours can. The numbers stay
-    the same."""
+    """Convert a model of other software to a Sightline model. The weights stay the same."""
     from sightline.errors import InputError
     from sightline.interop.reading import detect_format, find_model
     from sightline.model_folder import save_model
 
     if (out / "config.json").exists() or (out / "model.safetensors").exists():
-        raise InputError(f"{out}: there is a model here already; choose another --out.")
+        message = f"`out` already contains a model: {out}. Choose another folder."
+        raise InputError(message, option="out", value=out)
     path = find_model(source, revision=revision, offline=offline, log=lambda text: typer.echo(text, err=True))
     kind, read = detect_format(path)
     model, tokenizer = read(path)

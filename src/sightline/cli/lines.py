@@ -1,6 +1,6 @@
-"""Text of any length, a line for a line: read a window at a time, answered, written whole, gone on with later.
+"""Translate files of any length line by line, with progress, and resume after an interruption.
 
-What every command has in common that translates files.
+Shared by the commands that translate files. The input is read in windows; each window is written completely.
 """
 
 import codecs
@@ -18,38 +18,38 @@ from typing import IO, Any, Literal
 import typer
 
 FIRST, LAST = 32, 4096
-"""Lines that are translated together: few at first, so that one sees soon how it goes, then as many as take some
-seconds."""
+"""Lines per window: few at first, so that results appear soon; later as many as take some seconds."""
 EVERY = 30
-"""Seconds between two lines that tell how it goes."""
+"""Seconds between two lines of progress."""
 
 Answer = Callable[[list[str], int], Iterable[bytes]]
-"""From some texts, and the number of the first of them, to what is written for each."""
+"""Takes the texts of a window and the number of the first; returns the output for each text."""
 Show = Literal["nothing", "bar", "lines"]
 
 
 def check_new(out: Path, resume: bool) -> None:
-    """Nothing is written over."""
+    """Refuse to overwrite a file."""
     from sightline.errors import InputError
 
     if out.is_dir():
-        raise InputError(f"{out}: this is a folder; name a file by --out.")
+        raise InputError(f"`out` is a folder: {out}. Name a file.", option="out", value=out)
     if out.exists() and not resume:
-        raise InputError(f"{out}: there is such a file already; add --resume to go on, or choose another --out.")
+        message = f"`out` already exists: {out}. Add `resume` to continue it, or choose another file."
+        raise InputError(message, option="out", value=out)
 
 
 def check_files(paths: Iterable[Path]) -> None:
-    """What is to be read is there."""
+    """Check that the input files exist."""
     from sightline.errors import InputError
 
     for path in paths:
         if not path.is_file():
-            raise InputError(f"{path}: there is no such file.")
+            raise InputError(f"{path}: file not found.", value=path)
 
 
 @contextlib.contextmanager
 def only_writer(out: Path | None) -> Iterator[None]:
-    """Inside the block the file is there, and nobody else goes on with it."""
+    """Create the file if it is missing and lock it, so that no other process writes it during the block."""
     from sightline.errors import InputError
     from sightline.files import lock
 
@@ -60,15 +60,16 @@ def only_writer(out: Path | None) -> Iterator[None]:
         try:
             file = stack.enter_context(out.open("ab"))
         except OSError as error:
-            raise InputError(f"{out}: cannot be written: {error.strerror}.") from None
+            raise InputError(f"`out` cannot be written: {out}: {error.strerror}.", option="out", value=out) from None
         if not lock(file, wait=False):
-            raise InputError(f"{out}: another process is writing it; wait for its end, or choose another --out.")
+            message = f"`out` is being written by another process: {out}. Wait for it, or choose another file."
+            raise InputError(message, option="out", value=out)
         yield
 
 
 def count_done(out: Path, several: bool = False) -> int:
-    """How many lines of the input are answered in a file; what was begun after them is cut off. `several`: each may
-    have several answers, with its number in front of them."""
+    """Count the input lines that a file answers, and cut off an incomplete last line. `several`: a line may have
+    several answers, each with the number of the line in front."""
     count, end, first, last = 0, 0, 0, b""
     with out.open("r+b") as file:
         for raw in file:
@@ -85,8 +86,8 @@ def count_done(out: Path, several: bool = False) -> int:
 
 
 def answer_lines(paths: Sequence[Path] | None, out: Path | None, done: int, answer: Answer, show: Show) -> None:
-    """Answer the lines of files (None: of standard input) but for those that are done, into a file (None: to standard
-    output). Whoever stops it is told how to go on."""
+    """Write the answers to the lines of files (None: standard input) to a file (None: standard output), except for the
+    first `done` lines."""
     from sightline.errors import InputError
 
     written = done
@@ -94,28 +95,27 @@ def answer_lines(paths: Sequence[Path] | None, out: Path | None, done: int, answ
         try:
             with contextlib.ExitStack() as stack:
                 into: IO[bytes] = sys.stdout.buffer if out is None else stack.enter_context(out.open("ab"))
-                tell = stack.enter_context(_progress(paths, done, show))
+                report = stack.enter_context(_progress(paths, done, show))
                 for texts in _windows(_texts(paths, skip=done)):
                     for row in answer(texts, written + 1):
                         into.write(row)
                     into.flush()
                     written += len(texts)
-                    tell(len(texts))
-        except BrokenPipeError:  # whoever reads has seen enough
+                    report(len(texts))
+        except BrokenPipeError:  # the reader of the pipe has closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except KeyboardInterrupt as stopped:
             if out is not None:
-                typer.echo(f"\nStopped after {written:,} lines; the same command with --resume goes on.", err=True)
+                typer.echo(f"\nStopped after {written:,} lines. Add --resume to continue.", err=True)
             sys.exit(128 + (stopped.args[0] if stopped.args else signal.SIGINT))
         except OSError as error:
             where = out if out is not None else "standard output"
-            raise InputError(f"{where}: cannot be written: {error.strerror}.") from None
+            raise InputError(f"{where}: cannot be written: {error.strerror}.", value=out) from None
 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Inside the block, SIGTERM is taken as Ctrl-C is, which is heard even if whoever started us does not listen. The
-    exception has the number of the signal."""
+    """Raise KeyboardInterrupt with the signal's number on SIGTERM and SIGINT, even if the parent ignores them."""
 
     def interrupt(number: int, _: Any) -> None:
         raise KeyboardInterrupt(number)
@@ -129,8 +129,8 @@ def _interruptible() -> Iterator[None]:
 
 
 def _texts(paths: Sequence[Path] | None, skip: int) -> Iterator[str | None]:
-    """The lines of files as texts, without the first few, which must be there; None where one would have to wait for
-    the next."""
+    """Yield the lines of files as texts, without the first `skip`, which must exist; and None if the next line is not
+    available yet."""
     from sightline.errors import InputError
 
     bad = 0
@@ -149,22 +149,23 @@ def _texts(paths: Sequence[Path] | None, skip: int) -> Iterator[str | None]:
                 bad += 1
                 if bad <= 3:
                     place = f"{where or 'standard input'}:{number}"
-                    typer.echo(f"{place}: bytes that are not UTF-8 are read as \ufffd.", err=True)
+                    typer.echo(f"{place}: invalid UTF-8 is read as \ufffd.", err=True)
             yield text
     if bad > 3:
-        typer.echo(f"{bad:,} lines had bytes that are not UTF-8.", err=True)
+        typer.echo(f"{bad:,} lines had invalid UTF-8.", err=True)
     if skip:
-        raise InputError(f"--out has {skip:,} lines more than the text; is this the text it was begun with?")
+        message = f"`out` has {skip:,} more lines than the text. Resume with the text that it was started with."
+        raise InputError(message, option="out", value=skip)
 
 
 def decode(line: bytes, *, first: bool = False) -> str:
-    """A line as text; the first of a file without a byte order mark."""
+    """Decode a line; remove the byte order mark from the first of a file."""
     line = line.removeprefix(codecs.BOM_UTF8) if first else line
     return line.removesuffix(b"\r").decode("utf-8", "replace")
 
 
 def _windows(texts: Iterable[str | None]) -> Iterator[list[str]]:
-    """Lines that are translated together: as many as take some seconds, or all there are before a pause (None)."""
+    """Group texts into windows that take some seconds; end a window early before a pause (None)."""
     size = FIRST
     window: list[str] = []
     for text in chain(texts, [None]):
@@ -184,8 +185,8 @@ def _from_file(path: Path) -> Iterator[bytes]:
 
 
 def _from_standard_input() -> Iterator[bytes | None]:
-    """Lines as they come, and None where one would have to wait for the next."""
-    if sys.stdin is None:  # somebody closed it
+    """Yield lines as they arrive, and None if the next is not available yet."""
+    if sys.stdin is None:  # closed
         return
     source, rest = sys.stdin.fileno(), b""
     while some := _read(source):
@@ -203,20 +204,20 @@ def _read(source: int) -> bytes:
     try:
         return os.read(source, 1 << 16)
     except OSError as error:
-        raise InputError(f"standard input: cannot be read: {error.strerror}.") from None
+        raise InputError(f"standard input: cannot be read: {error.strerror}.", value=error.strerror) from None
 
 
 def _waiting(source: int) -> bool:
-    """Whether there is more to read just now."""
+    """Whether a file can be read without blocking."""
     try:
         return bool(select.select([source], [], [], 0.02)[0])
-    except OSError:  # Windows can only wait for sockets
+    except OSError:  # Windows can wait only for sockets
         return False
 
 
 @contextlib.contextmanager
 def _progress(paths: Sequence[Path] | None, done: int, show: Show) -> Iterator[Callable[[int], None]]:
-    """What tells on standard error how far it is: a bar with the time that is left, where somebody looks, or lines."""
+    """Yield a function that reports finished lines on standard error: by a bar in a terminal, or by lines."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -227,29 +228,29 @@ def _progress(paths: Sequence[Path] | None, done: int, show: Show) -> Iterator[C
         yield lambda _: None
         return
     total = sum(1 for path in paths for _ in raw_lines(path))
-    began, count, told = time.monotonic(), 0, time.monotonic()
+    started, count, reported = time.monotonic(), 0, time.monotonic()
 
     def speed() -> str:
-        found = count / max(time.monotonic() - began, 1e-9)
+        found = count / max(time.monotonic() - started, 1e-9)
         return f"{found:,.0f} lines/s" if found >= 10 else f"{found:.1f} lines/s"
 
-    def tell_in_lines(lines: int) -> None:
-        nonlocal count, told
+    def report_in_lines(lines: int) -> None:
+        nonlocal count, reported
         count += lines
-        if time.monotonic() - told >= EVERY:
-            told = time.monotonic()
+        if time.monotonic() - reported >= EVERY:
+            reported = time.monotonic()
             typer.echo(f"line {done + count:,}/{total:,}  {speed()}", err=True)
 
     if show == "lines":
-        yield tell_in_lines
+        yield report_in_lines
         return
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=total, completed=done, speed="")
 
-        def tell(lines: int) -> None:
+        def report(lines: int) -> None:
             nonlocal count
             count += lines
             bar.update(task, advance=lines, speed=speed())
 
-        yield tell
+        yield report

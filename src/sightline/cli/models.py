@@ -1,10 +1,10 @@
-"""`sightline models`: what comes with Sightline."""
+"""`sightline models`: list the bundled models."""
 
 import typer
 
 
 def models() -> None:
-    """List the models that come with Sightline. Every command takes such a name in place of a folder."""
+    """List the models that come with Sightline. Every command accepts these names in place of a folder."""
     from sightline.model_folder import ModelFolder, bundled_models
 
     for name in bundled_models():
@@ -14,4 +14,4 @@ def models() -> None:
         typer.echo(f"{name:8} {count / 1e6:4.1f} M parameters  {about}")
         typer.echo(f"         {folder.path / 'README.md'}")
         if states := folder.states:
-            typer.echo(f"         on its way there: {name}/states/{states[0].name} to {states[-1].name}")
+            typer.echo(f"         earlier states: {name}/states/{states[0].name} to {states[-1].name}")

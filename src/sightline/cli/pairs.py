@@ -1,7 +1,7 @@
-"""Text and what a model makes of it, as pairs to train on.
+"""Write text and its translations as pairs to train on.
 
-The file has a row for every line of the text, so that its length alone says where to go on. Where a line is left out,
-both columns are empty: `train` passes over such a row, as over every empty pair.
+The file has a row for every line of the text, so that its length shows where to resume. If a line is left out, both
+columns are empty; `train` skips such a row, as it skips every empty pair.
 """
 
 import re
@@ -20,46 +20,42 @@ if TYPE_CHECKING:
 
 LEFT_OUT = b"\t\n"
 BROKEN = re.compile("[\t\r\n\ufffd]")
-"""What would tear a row apart, and what is left of bytes that are no text."""
+"""Characters that would break a row, and the replacement character of invalid bytes."""
 
 
 def write_pairs(
     translator: "Engine", options: "SearchConfig", texts: Sequence[Path], out: Path, *, reverse: bool, plain: bool
 ) -> None:
-    """Write text, tab, translation for every line that is not yet there; with `reverse` the translation comes first.
-    How many lines were left out is told."""
+    """Write text, tab, translation for every line that the file does not have yet, and report the number of lines that
+    were left out. `reverse`: the translation comes first."""
     from rich.console import Console
 
     from sightline.errors import InputError
 
     def answer(some: list[str], _: int) -> Iterator[bytes]:
-        asked = [_readable(text) for text in some]
-        found = iter(translator.search([text for text in asked if text], options, details=False))
-        for text in asked:
+        texts = [_readable(text) for text in some]
+        found = iter(translator.search([text for text in texts if text], options, details=False))
+        for text in texts:
             yield _row(text, next(found).text if text else "", reverse)
 
     show: Show = "lines" if plain or not Console(stderr=True).is_terminal else "bar"
     with only_writer(out):
-        _check_begun(out, texts, reverse)
+        _check_rows(out, texts, reverse)
         answer_lines(texts, out, count_done(out), answer, show)
     with out.open("rb") as file:
         rows = Counter(row == LEFT_OUT for row in file)
     if not rows[False]:
-        out.unlink()  # there is nothing in it
-        raise InputError(
-            f"{out}: not one of {rows.total():,} lines became a pair; is it the right text, and the right model?"
-        )
-    told = f"{out}: {rows[False]:,} pairs"
+        out.unlink()  # it has no pair
+        message = f"None of {rows.total():,} lines gave a pair. Check the text and the model."
+        raise InputError(message, value=rows.total())
+    report = f"{out}: {rows[False]:,} pairs"
     if rows[True]:
-        told += (
-            f"; {rows[True]:,} of {rows.total():,} lines are left out: they, or their translations, are empty or broken"
-        )
-    typer.echo(told, err=True)
+        report += f"; {rows[True]:,} of {rows.total():,} lines left out: text or translation is empty or broken"
+    typer.echo(report, err=True)
 
 
-def _check_begun(out: Path, texts: Sequence[Path], reverse: bool) -> None:
-    """The rows that are there are of these lines: no file has the pairs of two texts, and none that is something else
-    is gone on with."""
+def _check_rows(out: Path, texts: Sequence[Path], reverse: bool) -> None:
+    """Check that the rows of a file are pairs of this text, so that a file never has pairs of two texts."""
     from sightline.data.corpus import raw_lines
     from sightline.errors import InputError
 
@@ -75,11 +71,14 @@ def _check_begun(out: Path, texts: Sequence[Path], reverse: bool) -> None:
                 continue
             text = row.removesuffix(b"\n").split(b"\t")[-1 if reverse else 0].decode("utf-8", "replace")
             if text != _readable(next(lines, "")):
-                raise InputError(f"{out}:{number}: this row is not of the text; was it begun with another one?")
+                message = (
+                    f"`out` has a row of another text: {out}:{number}. Resume with the text that it was started with."
+                )
+                raise InputError(message, option="out", value=number)
 
 
 def _readable(text: str) -> str:
-    """A line as a column can have it; nothing, where it cannot be learnt from."""
+    """Return a line as a column of a row; empty if it is useless for training."""
     from sightline.data.corpus import LONGEST_LINE
 
     text = text.replace("\t", " ").replace("\r", " ")

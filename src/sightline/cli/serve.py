@@ -1,8 +1,6 @@
-"""`sightline serve`: models for others, by an API over HTTP."""
+"""`sightline serve`: serve models over HTTP."""
 
-import contextlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -10,35 +8,30 @@ import typer
 
 
 def serve(
-    models: Annotated[
-        list[str], typer.Argument(help="Folders of trained models or names of shipped ones, or NAME=FOLDER.")
-    ],
-    host: Annotated[str, typer.Option(help="Where requests may come from: 0.0.0.0 is everywhere.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Where requests come in; 0 takes one that is free.")
-    ] = 8000,
+    models: Annotated[list[str], typer.Argument(help="Folders or names of models, or NAME=FOLDER.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all networks.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8000,
     keys: Annotated[
-        Path | None, typer.Option(help="A file with a line NAME KEY for each who may ask; without, everybody may.")
+        Path | None, typer.Option(help="File of API keys, one line NAME KEY per client; without it, access is open.")
     ] = None,
     allow_origin: Annotated[
-        list[str] | None, typer.Option(help="A web page elsewhere that may ask: https://example.org; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Origin of a web page that may send requests: https://example.org; may be repeated."),
     ] = None,
-    set: Annotated[
-        list[str] | None, typer.Option(help="A limit, or another option of the service, as option=value.")
-    ] = None,
-    engine: Annotated[str, typer.Option(help="auto, torch or ctranslate2: what searches.")] = "auto",
+    set: Annotated[list[str] | None, typer.Option(help="Option of the service, as option=value.")] = None,
+    engine: Annotated[str, typer.Option(help="Search backend: auto, torch or ctranslate2.")] = "auto",
     precision: Annotated[
-        str, typer.Option(help="auto, float32, or, faster and rounded, int8 (on a CPU) or bfloat16 (on a GPU).")
+        str, typer.Option(help="auto, float32, int8 (CPU) or bfloat16 (GPU). The last two are faster and round.")
     ] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the best there is.")] = "auto",
-    log: Annotated[str, typer.Option(help="json or plain; auto is plain for a person, json for a file.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or mps; auto chooses the fastest.")] = "auto",
+    log: Annotated[str, typer.Option(help="json or plain; auto is plain in a terminal and json otherwise.")] = "auto",
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Serve models: translation, scores, and a look inside, by an API over HTTP.
+    """Serve models over HTTP: translation, scores and traces.
 
-    The first model is loaded at once, others when somebody asks for them. Of models that do not translate (GPT, BERT)
-    there is the look inside. SIGHUP loads them anew from their folders;
-    SIGTERM and Ctrl-C end the service when all that was begun is done.
+    The first model is loaded immediately, the others on their first request. Models that do not translate (GPT, BERT)
+    can be traced. SIGHUP reloads the models from their folders; SIGTERM and Ctrl-C stop the service after the requests
+    in progress.
     """
     import torch
 
@@ -48,15 +41,15 @@ def serve(
     from sightline.options import load_options
 
     if log not in ("auto", "json", "plain"):
-        raise InputError(f"there is no log {log!r}; known are auto, json and plain.")
+        raise InputError(f"`log` must be auto, json or plain, got {log!r}.", option="log", value=log)
     given: dict[str, Any] = {"origins": tuple(allow_origin)} if allow_origin else {}
     config = load_options(ServeConfig, given, sets=set or [])
-    with needed():
-        from sightline.serve.access import read_keys
-        from sightline.serve.app import bind, create_app, run
-        from sightline.serve.models import Models, named
-        from sightline.serve.observe import start_logging
-        from sightline.serve.service import Service
+    import_packages()
+    from sightline.serve.access import read_keys
+    from sightline.serve.app import bind, create_app, run
+    from sightline.serve.models import Models, named
+    from sightline.serve.observe import start_logging
+    from sightline.serve.service import Service
 
     known = read_keys(keys) if keys else {}
     chosen = {"engine": cast("Any", engine), "precision": cast("Any", precision), "device": device}
@@ -65,7 +58,7 @@ def serve(
     bound = bind(host, port)
     start_logging(json_lines=log == "json" or (log == "auto" and not sys.stderr.isatty()))
     if not known and host not in ("127.0.0.1", "localhost", "::1"):
-        typer.echo(f"Anybody who reaches {host} may ask: there are no keys (--keys).", err=True)
+        typer.echo(f"Warning: access from {host} is open to everyone. Use --keys to restrict it.", err=True)
     shelf.load_first()
     bound.listen(2048)
     address = f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
@@ -75,19 +68,16 @@ def serve(
     run(create_app(Service(shelf, config), known), bound)
 
 
-@contextlib.contextmanager
-def needed() -> Iterator[None]:
-    """Inside the block, what serving needs is loaded; if it is missing, that is told."""
-    from sightline.errors import InputError
+def import_packages() -> None:
+    """Import the packages that serving needs; raise an error that names a missing one."""
+    from sightline.files import optional_import
 
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise InputError(f"serving needs {error.name}; in the clone, pip install -e '.[serve]' brings it.") from None
+    for name in ("fastapi", "httptools", "prometheus_client", "uvicorn"):
+        optional_import(name, extra="serve")
 
 
 def _open(address: str) -> None:
-    """In a browser with windows, if there is one; one in the terminal would be in the way."""
+    """Open a graphical browser, if there is one; not one in the terminal."""
     import os
     import webbrowser
 

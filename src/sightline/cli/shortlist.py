@@ -1,4 +1,4 @@
-"""`sightline shortlist`: which words a translation may need, learnt from pairs, so that it is found faster."""
+"""`sightline shortlist`: learn from pairs which tokens a translation may need, for a faster search."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -11,19 +11,22 @@ CHUNK = 10_000
 
 
 def shortlist(
-    model: Annotated[str, typer.Argument(help="The folder or the name of a trained model, with which it is kept.")],
-    source: Annotated[list[str] | None, typer.Option(help="Source text, a sentence a line; may be repeated.")] = None,
-    target: Annotated[list[str] | None, typer.Option(help="Its translation; as many as there are --source.")] = None,
+    model: Annotated[str, typer.Argument(help="Folder or name of a model; the shortlist is written there.")],
+    source: Annotated[
+        list[str] | None, typer.Option(help="Source text, one sentence per line; may be repeated.")
+    ] = None,
+    target: Annotated[list[str] | None, typer.Option(help="Its translation, one file for each --source.")] = None,
     pairs: Annotated[
         list[str] | None, typer.Option(help="Pairs: .tsv (source, tab, target) or .jsonl; may be repeated.")
     ] = None,
     often: Annotated[
-        int | None, typer.Option(help="So many of the most frequent tokens may always come; two fifths if left out.")
+        int | None,
+        typer.Option(help="Number of frequent tokens that are always allowed; default two fifths of the vocabulary."),
     ] = None,
-    likely: Annotated[int, typer.Option(help="Each source token allows so many that it is likely to become.")] = 200,
+    likely: Annotated[int, typer.Option(help="Number of likely target tokens that each source token allows.")] = 200,
 ) -> None:
-    """Learn from pairs, best those of the training, which tokens a translation may need. With --shortlist, translate
-    and evaluate then search among these alone."""
+    """Learn from pairs, preferably those of the training, which tokens a translation may need. With --shortlist,
+    translate and evaluate search only among these."""
     from sightline.backends.ctranslate2_format import save_shortlist
     from sightline.data.corpus import Corpus, Parallel, Table, read_pairs
     from sightline.errors import InputError
@@ -31,13 +34,14 @@ def shortlist(
     from sightline.text.shortlist import learn
 
     if len(source or []) != len(target or []):
-        raise InputError(
-            f"there are {len(source or [])} --source and {len(target or [])} --target; they come in pairs."
-        )
+        count = len(source or []), len(target or [])
+        message = f"`source` and `target` need the same number of files, got {count[0]} and {count[1]}."
+        raise InputError(message, option="target", value=count[1])
     corpora: list[Corpus] = [Parallel(Path(s), Path(t)) for s, t in zip(source or [], target or [], strict=True)]
     corpora += [Table(Path(path)) for path in pairs or []]
     if not corpora:
-        raise InputError("there is nothing to learn from; name files by --source and --target, or --pairs.")
+        message = "`pairs` is missing. Name files with `pairs`, or with `source` and `target`."
+        raise InputError(message, option="pairs", value=pairs)
     folder = ModelFolder(model)
     tokenizer = folder.load_tokenizer()
 
@@ -52,8 +56,8 @@ def shortlist(
     save_shortlist(found, tokenizer, folder.cache)
     mean = len(found.likely) / tokenizer.size
     typer.echo(
-        f"{len(found.always):,} tokens may always come, and {mean:.1f} for each source token (on average); these are "
-        f"{100 * found.coverage:.2f} % of the target tokens in pairs that were not learnt from",
+        f"{len(found.always):,} tokens are always allowed, and {mean:.1f} for each source token on average; they cover "
+        f"{100 * found.coverage:.2f} % of the target tokens in held-out pairs",
         err=True,
     )
     typer.echo(str(folder.cache / SHORTLIST))

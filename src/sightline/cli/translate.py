@@ -1,4 +1,4 @@
-"""`sightline translate`: raw text in, raw text out, a line for a line, however many there are."""
+"""`sightline translate`: translate text line by line."""
 
 import json
 import sys
@@ -15,42 +15,53 @@ if TYPE_CHECKING:
 
 
 def translate(
-    model: Annotated[str, typer.Argument(help="The folder or the name of a trained model.")],
+    model: Annotated[str, typer.Argument(help="Folder or name of a model.")],
     file: Annotated[str, typer.Argument(help="Text to translate, plain or compressed; - is standard input.")] = "-",
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of standard output.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where --out ends.")] = False,
-    beam: Annotated[int, typer.Option(help="Hypotheses that grow side by side; 1 is greedy search.")] = 4,
-    nbest: Annotated[int, typer.Option(help="Answers to each line, as NUMBER ||| TEXT ||| SCORE.")] = 1,
-    length_penalty: Annotated[float, typer.Option(help="0 likes short answers, 1 is the mean over tokens.")] = 1.0,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens by their probability.")] = False,
-    temperature: Annotated[float, typer.Option(help="Of samples: below 1 they dare less, above 1 more.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Draw among so many of the likeliest tokens; 0: among all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw among the likeliest with this probability together.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of samples.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue --out where it ends.")] = False,
+    beam: Annotated[int, typer.Option(help="Beam size; 1 is greedy search.")] = 4,
+    nbest: Annotated[int, typer.Option(help="Number of answers per line, written as NUMBER ||| TEXT ||| SCORE.")] = 1,
+    length_penalty: Annotated[
+        float, typer.Option(help="Exponent of the length in the score; 0 prefers short answers.")
+    ] = 1.0,
+    sample: Annotated[bool, typer.Option("--sample", help="Sample tokens from the model's distribution.")] = False,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; lower is more conservative.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 disables the limit.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the most likely tokens whose probabilities add up to p.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Random seed of sampling.")] = 1,
     mbr: Annotated[
-        bool, typer.Option("--mbr", help="Draw samples, as many as --beam, and give the one most like the others.")
+        bool, typer.Option("--mbr", help="Draw --beam samples and return the one most similar to the others.")
     ] = False,
-    prefix: Annotated[str, typer.Option(help="How every answer must begin.")] = "",
-    without: Annotated[list[str] | None, typer.Option(help="A word that no answer may have; may be repeated.")] = None,
-    within: Annotated[list[str] | None, typer.Option(help="A word that every answer has; may be repeated.")] = None,
-    set: Annotated[list[str] | None, typer.Option(help="Any other option of the search, as option=value.")] = None,
+    prefix: Annotated[str, typer.Option(help="Required beginning of every answer.")] = "",
+    without: Annotated[
+        list[str] | None, typer.Option(help="A word that answers must not contain; may be repeated.")
+    ] = None,
+    within: Annotated[
+        list[str] | None, typer.Option(help="A word that every answer must contain; may be repeated.")
+    ] = None,
+    set: Annotated[list[str] | None, typer.Option(help="Another option of the search, as option=value.")] = None,
     vote: Annotated[
-        list[str] | None, typer.Option("--with", help="Another model, which votes; may be repeated.")
+        list[str] | None, typer.Option("--with", help="Another model of an ensemble; may be repeated.")
     ] = None,
     align: Annotated[
-        bool, typer.Option("--align", help="Which word comes from which, as TEXT ||| 0-0 1-2: source-target, from 0.")
+        bool,
+        typer.Option("--align", help="Add the word alignment, as TEXT ||| 0-0 1-2: source-target, counted from 0."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line: text, score, tokens, ...")] = False,
-    engine: Annotated[str, typer.Option(help="auto, torch or ctranslate2: what searches.")] = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write a JSON object per line: text, score, tokens, ...")
+    ] = False,
+    engine: Annotated[str, typer.Option(help="Search backend: auto, torch or ctranslate2.")] = "auto",
     precision: Annotated[
-        str, typer.Option(help="auto, float32, or, faster and rounded, int8 (on a CPU) or bfloat16 (on a GPU).")
+        str, typer.Option(help="auto, float32, int8 (CPU) or bfloat16 (GPU). The last two are faster and round.")
     ] = "auto",
     shortlist: Annotated[
-        bool, typer.Option("--shortlist", help="Choose among fewer words, by what sightline shortlist wrote.")
+        bool, typer.Option("--shortlist", help="Search among fewer tokens, with the file of sightline shortlist.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the best there is.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or mps; auto chooses the fastest.")] = "auto",
 ) -> None:
-    """Translate text, line by line. Standard input is answered as it comes."""
+    """Translate text line by line. Lines of standard input are answered as they arrive."""
     from sightline.config import SearchConfig
     from sightline.engine import load
     from sightline.errors import InputError
@@ -82,7 +93,7 @@ def translate(
 
 
 def _written(found: "Translation", number: int, several: bool, as_json: bool) -> bytes:
-    """What stands in the output for one line of the input. No answer has a line break in it."""
+    """Format the answers to one line. An answer never contains a line break."""
     every = (found, *found.alternatives)
     if as_json:
         values, *others = [one._asdict() for one in every]
