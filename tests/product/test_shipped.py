@@ -40,7 +40,7 @@ def test_a_name_is_as_good_as_a_folder(tmp_path, monkeypatch):
     (tmp_path / "de").write_text("".join(f"{text}\n" for text in ANSWERS))
     done = run(tmp_path, "models")
     assert [line.split()[0] for line in done.stdout.splitlines() if not line.startswith(" ")] == bundled_models()
-    assert "on its way there: coref/states/step-00000000 to step-00000160" in done.stdout
+    assert "earlier states: coref/states/step-00000000 to step-00000160" in done.stdout
     done = run(tmp_path, "translate", "coref", "en")
     assert done.stdout.splitlines() == ANSWERS
     done = run(tmp_path, "score", "coref", "--source", "en", "--target", "de")
