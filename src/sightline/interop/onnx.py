@@ -27,7 +27,7 @@ from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.files import optional_import, replacing_folder
 from sightline.model.mask import Mask
-from sightline.model.transformer import CrossAttention, EncoderDecoder, SelfAttention, rotate
+from sightline.model.transformer import CrossAttention, EncoderDecoder, SelfAttention, rotate, split
 from sightline.search.beam import Beams
 from sightline.search.find import PlainSearch, find
 from sightline.search.hypothesis import Hypothesis, Wish
@@ -111,7 +111,7 @@ class LookBack:
         self.attention, self.mask, self.rotary, self.keys, self.values = attention, mask, rotary, keys, values
 
     def __call__(self, x: Vectors) -> Vectors:
-        q, k, v = self.attention.split(self.attention.query_key_value(x), 3)
+        q, k, v = split(self.attention.query_key_value(x), 3, self.attention.heads)
         q, k = rotate(q, self.rotary), rotate(k, self.rotary)
         self.keys, self.values = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
         return self.attention.concat(self.attention.attend(q, self.keys, self.values, self.mask))
@@ -126,7 +126,7 @@ class LookOver(NamedTuple):
     values: Tensor
 
     def __call__(self, x: Vectors) -> Vectors:
-        (q,) = self.attention.split(self.attention.query(x), 1)
+        (q,) = split(self.attention.query(x), 1, self.attention.heads)
         return self.attention.concat(self.attention.attend(q, self.keys, self.values, self.mask))
 
 

@@ -132,6 +132,12 @@ class Attend(nn.Module):
         return attend(q, k, v, mask, self.dropout if self.training else 0.0)
 
 
+def split(x: Float[Tensor, "batch length stacked"], parts: int, heads: int) -> tuple[Heads, ...]:
+    """Split stacked projections, and each of them into heads."""
+    d_k = x.shape[2] // parts // heads
+    return x.view(*x.shape[:2], parts, heads, d_k).permute(2, 0, 3, 1, 4).unbind(0)
+
+
 class MultiHeadAttention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1, ..., head_h)·W^O (§3.2.2; figure 2, right): base of its two kinds."""
 
@@ -140,11 +146,6 @@ class MultiHeadAttention(nn.Module):
         self.heads = heads
         self.attend = Attend(config.attention_dropout)
         self.output = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)  # W^O
-
-    def split(self, x: Float[Tensor, "batch length stacked"], parts: int) -> tuple[Heads, ...]:
-        """Split stacked projections, and each of them into heads."""
-        d_k = x.shape[2] // parts // self.heads
-        return x.view(*x.shape[:2], parts, self.heads, d_k).permute(2, 0, 3, 1, 4).unbind(0)
 
     def concat(self, z: Heads) -> Vectors:
         return self.output(z.transpose(1, 2).flatten(2))
@@ -158,11 +159,22 @@ class SelfAttention(MultiHeadAttention):
         self.query_key_value = nn.Linear(config.d_model, 3 * config.d_model, bias=config.attention_bias)
 
     def forward(self, x: Vectors, mask: Mask, rotary: Rotary = None, cache: LayerCache | None = None) -> Vectors:
-        q, k, v = self.split(self.query_key_value(x), 3)
+        q, k, v = split(self.query_key_value(x), 3, self.heads)
         q, k = rotate(q, rotary), rotate(k, rotary)
         if cache is not None:
             k, v = cache.append(k, v)
         return self.concat(self.attend(q, k, v, mask))
+
+
+class KeyValue(nn.Linear):
+    """W^K and W^V of all heads, for the encoder's output. A module of its own, as it runs before its layer."""
+
+    def __init__(self, config: ModelConfig, heads: int) -> None:
+        super().__init__(config.d_model, 2 * config.d_model, bias=config.attention_bias)
+        self.heads = heads
+
+    def forward(self, memory: Vectors) -> tuple[Heads, ...]:  # type: ignore[override]
+        return split(super().forward(memory), 2, self.heads)
 
 
 class CrossAttention(MultiHeadAttention):
@@ -171,15 +183,15 @@ class CrossAttention(MultiHeadAttention):
     def __init__(self, config: ModelConfig, heads: int) -> None:
         super().__init__(config, heads)
         self.query = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
-        self.key_value = nn.Linear(config.d_model, 2 * config.d_model, bias=config.attention_bias)
+        self.key_value = KeyValue(config, heads)
 
     def project_source(self, memory: Vectors, mask: Mask) -> CrossKV:
         """Return this layer's keys and values of the encoder's output."""
-        k, v = self.split(self.key_value(memory), 2)
+        k, v = self.key_value(memory)
         return CrossKV(k, v, mask)
 
     def forward(self, x: Vectors, cross: CrossKV) -> Vectors:
-        (q,), (k, v, mask) = self.split(self.query(x), 1), cross
+        (q,), (k, v, mask) = split(self.query(x), 1, self.heads), cross
         if len(q) == len(k) or mask.window is not None:
             return self.concat(self.attend(q, k, v, mask))
         # The beams of a sentence share its keys and values: their queries become further positions of one row.
@@ -327,8 +339,8 @@ class Model(nn.Module):
         return self.classifier.weight.device
 
     def compile_units(self) -> Iterable[nn.Module]:
-        """Yield the layers."""
-        return (module for module in self.modules() if isinstance(module, Layer))
+        """Yield the modules to compile, shard or checkpoint one by one, inner ones first."""
+        return reversed([module for module in self.modules() if isinstance(module, (Layer, KeyValue))])
 
     def hidden(self, inputs: Inputs) -> Vectors:
         """Compute everything below the classifier."""

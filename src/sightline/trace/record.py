@@ -34,6 +34,7 @@ from sightline.model.transformer import (
     SelfAttention,
     Stack,
     rotate,
+    split,
 )
 from sightline.trace.steps import AttentionEdit, AttentionSteps, spell_out
 from sightline.trace.what_if import active_what_if, require_model
@@ -325,7 +326,7 @@ def _attention(trace: Trace, path: str, module: MultiHeadAttention, args: Sequen
     if isinstance(module, SelfAttention):
         _self_attention(trace, path, module, args, {"q": q, "k": k, "v": v})
     elif isinstance(module, CrossAttention):
-        trace._check(f"{path}.q", q, lambda: module.split(_linear(module.query, x), 1)[0])
+        trace._check(f"{path}.q", q, lambda: split(_linear(module.query, x), 1, module.heads)[0])
         if "encoder.output" in trace:
             encoded = trace._last("encoder.output")
             beams = len(k) // max(len(encoded), 1)
@@ -341,7 +342,7 @@ def _self_attention(
     x = x.detach()
 
     def projected(which: str) -> Tensor:
-        return module.split(_linear(module.query_key_value, x), 3)["qkv".index(which)]
+        return split(_linear(module.query_key_value, x), 3, module.heads)["qkv".index(which)]
 
     trace._check(f"{path}.q", ran["q"], lambda: rotate(projected("q"), waves))
     if cache is None:  # else keys and values are also those of earlier steps
@@ -354,7 +355,7 @@ def _self_attention(
 
 
 def _projection(module: CrossAttention, encoded: Tensor, which: int) -> Tensor:
-    return module.split(_linear(module.key_value, encoded), 2)[which]
+    return split(_linear(module.key_value, encoded), 2, module.heads)[which]
 
 
 def _feed_forward(trace: Trace, path: str, module: FeedForward, x: Tensor, output: Tensor) -> None:
