@@ -16,7 +16,7 @@ from sightline.data.store import prepare, prepare_dialogues, prepare_texts
 from sightline.model.mask import PackedRows
 from sightline.special import END, PAD, START
 from sightline.text.tokenizer import Tokenizer
-from sightline.train.step import Objective, hidden
+from sightline.train.step import Objective
 from support import difference, reader, translator, writer
 
 PAIRS = [(pair.source, pair.target) for pair in generate("train", 60)]
@@ -58,8 +58,10 @@ def rows_of(store, chosen, budget):
 
 
 def exercise(kind, batch):
-    """A reader is to say what it reads."""
-    return batch._replace(target_out=batch.target_in) if kind == "read text" else batch
+    """Let a reader predict the tokens that it reads."""
+    if kind != "read text":
+        return batch
+    return batch._replace(source=batch.target_in, source_layout=batch.target_layout, target_out=batch.target_in)
 
 
 def tokens(batch):
@@ -93,10 +95,10 @@ def test_packed_equals_padded(kind, stores, data, budget, seed):
     model = make(variant, **SIZE)
     for batches in rows_of(store, chosen, budget):
         shared, other = (exercise(kind, batch) for batch in batches)
-        found = model.classifier(hidden(model, shared))[tokens(shared)]
+        found = model.classifier(model.hidden(shared.inputs))[tokens(shared)]
         loss, gradients = loss_and_gradients(model, shared)
         assert other.tokens == shared.tokens
-        assert close(model.classifier(hidden(model, other))[tokens(other)], found)
+        assert close(model.classifier(model.hidden(other.inputs))[tokens(other)], found)
         assert torch.equal(other.target_out[tokens(other)], shared.target_out[tokens(shared)])
         other_loss, other_gradients = loss_and_gradients(model, other)
         assert close(other_loss.smoothed, loss.smoothed)
@@ -159,7 +161,7 @@ def test_twice_is_two_passes_in_one(stores):
     model = translator(**SIZE)
     for batch in next(rows_of(stores["pairs"], range(12), 512)):
         both = batch.twice()
-        one, other = hidden(model, both).chunk(2)
+        one, other = model.hidden(both.inputs).chunk(2)
         assert difference(one, other) <= 1e-6
-        assert difference(one, hidden(model, batch)) <= 1e-5
+        assert difference(one, model.hidden(batch.inputs)) <= 1e-5
         assert both.tokens == 2 * batch.tokens

@@ -18,6 +18,7 @@ from torch import Tensor
 from sightline.data.store import Side, Store
 from sightline.errors import InputError
 from sightline.model.mask import PackedRows
+from sightline.model.protocol import Inputs
 from sightline.special import END, PAD, START, UNKNOWN
 
 __all__ = ["Batch", "Shared", "collate", "collate_shared", "mask_words", "plan", "plan_shared"]
@@ -146,8 +147,8 @@ def _fill(piles: list[_Pile], sizes: NDArray[np.int32], rows: int, length: int) 
 
 
 class Batch(NamedTuple):
-    """Sentences that train together. The decoder is given `target_in` and is to answer `target_out`. A model without a
-    decoder reads `target_in`, a model without an encoder has no source."""
+    """Sentences that train together. An encoder reads `source`, a decoder `target_in`; `target_out` has the tokens to
+    predict."""
 
     source: Tensor | None
     source_layout: Tensor | PackedRows | None
@@ -156,6 +157,11 @@ class Batch(NamedTuple):
     target_layout: Tensor | PackedRows | None
     tokens: int
     """Target tokens that count in the loss: all but padding."""
+
+    @property
+    def inputs(self) -> Inputs:
+        """The inputs of the model."""
+        return Inputs(self.source, self.target_in, self.source_layout, self.target_layout)
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on a device, without waiting for it."""
@@ -299,7 +305,7 @@ def mask_words(batch: Batch, vocab_size: int, seed: Sequence[int]) -> Batch:
     shown = torch.where(torch.from_numpy(luck < 0.12), UNKNOWN, torch.from_numpy(other))
     given = torch.where(asked & torch.from_numpy(luck < 0.135), shown, text)
     wanted = torch.where(asked, text, PAD)
-    return batch._replace(target_in=given, target_out=wanted, tokens=int(asked.sum()))
+    return Batch(given, batch.target_layout, given, wanted, batch.target_layout, tokens=int(asked.sum()))
 
 
 def lengths_of(side: Side | None, like: Lengths) -> Lengths:

@@ -6,6 +6,7 @@ of a unit just before it runs.
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -68,26 +69,22 @@ class World:
         """Whether this process writes files and reports."""
         return self.rank == 0
 
-    def wrap(self, objective: nn.Module) -> nn.Module:
-        """Return the module with gradients averaged over all processes."""
+    def wrap(self, objective: nn.Module, units: Iterable[nn.Module]) -> nn.Module:
+        """Return the module with gradients averaged over all processes. `units`: the parts to shard one by one."""
         if self.size == 1:
             return objective
         if self.sharded:
-            return self._shard(objective)
+            return self._shard(objective, units)
         ids = [self.device.index] if self.device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(objective, device_ids=ids, gradient_as_bucket_view=True)
 
-    def _shard(self, objective: nn.Module) -> nn.Module:
+    def _shard(self, objective: nn.Module, units: Iterable[nn.Module]) -> nn.Module:
         from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - slow to import
         from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
 
         mesh = init_device_mesh(self.device.type, (self.size,))
-        for module in objective.modules():
-            for layer in getattr(module, "layers", []):
-                if hasattr(layer, "cross_attention"):  # the source's keys and values are made before the layer's turn
-                    fully_shard(layer.cross_attention.key_value, mesh=mesh)
-                fully_shard(layer, mesh=mesh)
-        fully_shard(objective, mesh=mesh)
+        for unit in [*units, objective]:
+            fully_shard(unit, mesh=mesh)
         return objective
 
     def save_parts(self, tensors: dict[str, Tensor], folder: Path) -> None:

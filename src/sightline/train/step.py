@@ -16,7 +16,6 @@ from sightline.config import TrainConfig
 from sightline.data.batches import Batch
 from sightline.data.feed import Update
 from sightline.model.kernels.dropout import assign_dropout_seeds
-from sightline.model.protocol import Inputs
 from sightline.model.transformer import Model
 from sightline.train.distributed import World, full_tensor
 from sightline.train.loss import Loss, linear_cross_entropy
@@ -35,16 +34,9 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch) -> Loss:
         twice = self.r_drop > 0 and self.training
-        vectors = hidden(self.model, batch.twice() if twice else batch)
+        vectors = self.model.hidden((batch.twice() if twice else batch).inputs)
         passes = vectors.chunk(2) if twice else (vectors,)
         return self.loss(passes, self.model.classifier, batch.target_out, self.smoothing, self.r_drop)
-
-
-def hidden(model: Model, batch: Batch) -> Tensor:
-    """Return the vectors that the classifier turns into scores. A batch of texts is the source of an encoder-only
-    model, and the target of a decoder-only one."""
-    source = (batch.target_in, batch.target_layout) if batch.source is None else (batch.source, batch.source_layout)
-    return model.hidden(Inputs(source[0], batch.target_in, source[1], batch.target_layout))
 
 
 def seed_of(seed: int, step: int, batch: int) -> int:
@@ -73,7 +65,7 @@ class Step:
         config: TrainConfig,
         device: torch.device,
         *,
-        wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
+        wrap: Callable[[nn.Module, Iterable[nn.Module]], nn.Module] = lambda module, _: module,
         processes: int = 1,
         bfloat16: bool = False,
         compiled: bool = False,
@@ -81,9 +73,10 @@ class Step:
     ) -> None:
         self.model, self.config, self.device, self.processes, self.bfloat16 = model, config, device, processes, bfloat16
         self.dropout_seeds = assign_dropout_seeds(model, device) if device.type == "cuda" else None
-        if compiled:
-            _compile(model)
-        self.objective = wrap(Objective(model, config.smoothing, config.r_drop, compiled))
+        if compiled:  # unit by unit: the layers of a stack share one compilation
+            for unit in model.compile_units():
+                unit.compile()
+        self.objective = wrap(Objective(model, config.smoothing, config.r_drop, compiled), model.compile_units())
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.rate = torch.zeros((), device=device)
         self.optimizers = make_optimizers(model, config, self.rate)
@@ -174,15 +167,6 @@ class Step:
         """Skip the synchronisation of gradients that are only accumulated."""
         no_sync = getattr(self.objective, "no_sync", None)
         return no_sync() if no_sync is not None else contextlib.nullcontext()
-
-
-def _compile(model: Model) -> None:
-    """Compile layer by layer: the layers of a stack share one compilation, a fraction of the time for a whole model."""
-    for stack in model.children():
-        for layer in getattr(stack, "layers", []):
-            layer.compile()
-            if hasattr(layer, "cross_attention"):  # keys and values of the source are made outside the layer
-                layer.cross_attention.project_source = torch.compile(layer.cross_attention.project_source)
 
 
 @torch.no_grad()
