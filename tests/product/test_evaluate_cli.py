@@ -1,4 +1,4 @@
-"""`sightline evaluate`, as a person runs it: a table, a JSON object, and one sentence where there can be neither."""
+"""`sightline evaluate`: its table, its JSON and its errors."""
 
 import json
 import re
@@ -31,21 +31,22 @@ class Done(NamedTuple):
     code: int
     out: str
     err: str
+    error: SightlineError | None = None
 
 
 @pytest.fixture
 def run(corpus, monkeypatch, capsys):
-    """The command in this process, in the folder of the texts."""
+    """Run the command in this process, in the folder of the texts."""
     monkeypatch.chdir(corpus)
 
     def run(*arguments):
-        code, told = 0, ""
+        raised = None
         try:
             app([str(argument) for argument in arguments], standalone_mode=False)
         except SightlineError as error:
-            code, told = 2, str(error)
+            raised = error
         out, err = capsys.readouterr()
-        return Done(code, out, err + told)
+        return Done(2, out, err + str(raised), raised) if raised else Done(0, out, err)
 
     return run
 
@@ -66,11 +67,11 @@ def corpus(tmp_path):
 
 
 def rows(out):
-    """The lines of the table, by metric."""
+    """Return the lines of the table by metric."""
     return {line.split()[0]: line for line in out.splitlines() if re.match(r"(BLEU|chrF2|TER|COMET) +\d", line)}
 
 
-def test_a_table_of_scores_intervals_and_signatures(run):
+def test_table_has_scores_intervals_and_signatures(run):
     done = run("good.txt", "--reference", "test.de", "--source", "test.en")
     assert done.code == 0
     assert done.out.startswith("good.txt\n60 sentences of test.de\n")
@@ -81,11 +82,11 @@ def test_a_table_of_scores_intervals_and_signatures(run):
         numbers = [float(number) for number in re.findall(r" (\d+\.\d\d)\b", row)]
         assert numbers == pytest.approx(score[:3], abs=0.0051)
         assert score.signature in done.out
-    assert "the less, the better" in found["TER"]
+    assert "lower is better" in found["TER"]
     assert done.err == "scoring 60 sentences; TER takes the longest\n"
 
 
-def test_two_systems_side_by_side(run):
+def test_comparison_of_two_systems(run):
     done = run("bad", "--reference", "test.de", "--against", "good.txt")
     assert done.code == 0
     assert done.out.startswith("A  bad\nB  good.txt\n")
@@ -99,7 +100,7 @@ def test_two_systems_side_by_side(run):
     assert all(row.rstrip().endswith("+0.00  1.0000  –") for row in rows(same.out).values())
 
 
-def test_json_has_all_the_numbers(run):
+def test_json_has_all_numbers(run):
     done = run("good.txt", "--reference", "test.de", "--json")
     expected = {name: score._asdict() for name, score in estimate(GOOD, REFERENCES).items()}
     assert json.loads(done.out) == {
@@ -117,11 +118,11 @@ def test_json_has_all_the_numbers(run):
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_it_fits_into_a_terminal(columns, run, monkeypatch):
+def test_table_fits_into_a_terminal(columns, run, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    done = run("test.de", "--reference", "test.de", "--against", "bad")  # the widest numbers there are
+    done = run("test.de", "--reference", "test.de", "--against", "bad")  # the widest numbers
     out = re.sub(r"\x1b\[\d*m", "", done.out)
     assert max(len(line.rstrip()) for line in out.splitlines()) <= columns
     assert len(rows(out)) == 3
@@ -130,13 +131,13 @@ def test_it_fits_into_a_terminal(columns, run, monkeypatch):
     assert all(both.signature in unbroken for both in compare(REFERENCES, BAD, REFERENCES).values())
 
 
-def test_what_is_seldom_meant_is_warned_of(run, corpus):
+def test_blank_and_tokenised_lines_are_warned_of(run, corpus):
     write(corpus / "odd.txt", [*[f"{line[:-1]} ." for line in REFERENCES[:-2]], "", " "])
     done = run("odd.txt", "--reference", "test.de")
     warnings = [line for line in done.err.splitlines() if line.startswith("WARNING")]
     assert len(warnings) == 2
-    assert warnings[0] == "WARNING: odd.txt:59: 2 of 60 lines are blank."
-    assert warnings[1].startswith("WARNING: odd.txt: 58 of 60 lines end in “ .”")
+    assert warnings[0].startswith("WARNING: odd.txt:59: 2 of 60 lines")
+    assert warnings[1].startswith("WARNING: odd.txt: 58 of 60 lines")
 
 
 # --- Models
@@ -144,12 +145,12 @@ def test_what_is_seldom_meant_is_warned_of(run, corpus):
 
 @pytest.fixture
 def models(corpus, monkeypatch):
-    """Folders that translate: one well, one badly, one not at all. What they were asked is kept."""
+    """Fake models: one translates well, one badly, one cannot be loaded. Return the list of their calls."""
     asked = []
 
     def load(path, *, device, precision, shortlist):
         if path == "broken":
-            raise CheckpointError(f"{path}: there is no model here; a model folder has a config.json.")
+            raise CheckpointError(f"{path}: no model found", value=path)
         answers = {"run": [f"{GOOD[0]}\n{GOOD[0]}", *GOOD[1:]], "other": BAD}[path]
 
         def translate(texts, *, beam):
@@ -164,7 +165,7 @@ def models(corpus, monkeypatch):
     return asked
 
 
-def test_a_model_translates_and_what_is_saved_scores_as_it_did(run, corpus, models):
+def test_saved_translations_of_a_model_have_the_same_scores(run, corpus, models):
     on = ["--reference", "test.de", "--source", "test.en"]
     done = run(
         "run", *on, "--beam", 2, "--device", "cpu", "--precision", "int8", "--shortlist", "--save", "out.txt", "--json"
@@ -182,7 +183,7 @@ def test_a_model_translates_and_what_is_saved_scores_as_it_did(run, corpus, mode
     assert [path for path, *_ in models[1:]] == ["run", "other"]
 
 
-def test_a_trained_model_is_scored_by_what_its_engine_says(run, corpus):
+def test_scores_of_a_trained_model_are_those_of_its_translations(run, corpus):
     write_pairs(corpus, train=40)
     train_here(corpus, corpus / "run", "train.steps=2", validated=False)
     done = run("run", "--reference", "test.de", "--source", "test.en", "--device", "cpu", "--save", "out", "--json")
@@ -193,23 +194,23 @@ def test_a_trained_model_is_scored_by_what_its_engine_says(run, corpus):
     assert found == {name: score._asdict() for name, score in estimate(texts, REFERENCES).items()}
 
 
-def test_what_is_wrong_is_told_before_anything_is_translated(run, corpus, models):
+def test_errors_are_found_before_translating(run, corpus, models):
     write(corpus / "short.en", SOURCES[:-1])
     on = ["--reference", "test.de", "--source", "test.en"]
-    for arguments, sentence in [
-        (["run", "--reference", "test.de"], "run is a model; name the text to translate by --source."),
-        (["run", *on[:2], "--source", "short.en"], "short.en has 59 lines and test.de has 60; they must have as many."),
-        (["run", *on, "--against", "broken"], "broken: there is no model here; a model folder has a config.json."),
-        (["run", *on, "--save", "test.en"], "test.en: the file is read here; choose another --save."),
-        (["run", *on, "--save", "nowhere/out"], "nowhere/out: no file can be written here; choose another --save."),
-        (["run", *on, "--save", "other"], "other: no file can be written here; choose another --save."),
+    for arguments, option, value in [
+        (["run", "--reference", "test.de"], "source", None),
+        (["run", *on[:2], "--source", "short.en"], None, "short.en"),
+        (["run", *on, "--against", "broken"], None, "broken"),
+        (["run", *on, "--save", "test.en"], "save", "test.en"),
+        (["run", *on, "--save", "nowhere/out"], "save", "nowhere/out"),
+        (["run", *on, "--save", "other"], "save", "other"),
     ]:
-        assert run(*arguments) == (2, "", sentence)
+        refused(run(*arguments), option, value)
     assert models == []
     assert (corpus / "test.en").read_text("utf-8").splitlines() == SOURCES
 
 
-def test_comet_is_a_row_of_its_own(run, monkeypatch):
+def test_comet_is_a_row_of_the_table(run, monkeypatch):
     def scored(sources, hypotheses, references):
         assert (sources, references) == (SOURCES, REFERENCES)
         return Score(0.9 if hypotheses == GOOD else 0.25, "model:none")
@@ -222,37 +223,40 @@ def test_comet_is_a_row_of_its_own(run, monkeypatch):
     assert re.search(r"^COMET  model:none$", done.out, re.MULTILINE)
 
 
-# --- What cannot be
+# --- Errors
 
 
-def test_what_cannot_be_scored_is_one_sentence(run, corpus, monkeypatch):
+def refused(done, option, value):
+    """Assert that the command failed and named this option and value."""
+    assert (done.code, done.out) == (2, "")
+    assert (done.error.option, done.error.value) == (option, value), done.error
+    assert (value if option is None else f"`{option}`") in done.err
+
+
+def test_invalid_input_is_refused(run, corpus, monkeypatch):
     monkeypatch.setitem(sys.modules, "comet", None)
     write(corpus / "short.txt", GOOD[:-1])
     write(corpus / "blank.de", [""] * 60)
     write(corpus / "empty.de", [])
     (corpus / "latin.txt").write_bytes(b"caf\xe9\n")
     on = ["--reference", "test.de"]
-    for arguments, sentence in [
-        (["short.txt", *on], "short.txt has 59 lines and test.de has 60; they must have as many."),
-        (
-            ["bad", *on, "--against", "short.txt"],
-            "short.txt has 59 lines and test.de has 60; they must have as many.",
-        ),
-        (["no.txt", *on], "no.txt: cannot be read: No such file or directory."),
-        (["no.de", *on], "no.de: there is no model here, nor a text file."),
-        (["latin.txt", *on], "latin.txt:1: byte 4 is not valid UTF-8."),
-        (["bad", "--reference", "no.de"], "no.de: cannot be read: No such file or directory."),
-        (["bad", "--reference", "empty.de"], "empty.de: the file is empty."),
-        (["bad", "--reference", "blank.de"], "blank.de: the file has nothing but blank lines."),
-        (
-            ["bad", *on, "--save", "out.txt"],
-            "--save keeps what a model translates, and MODEL is a text file; leave out --save.",
-        ),
-        (["bad", *on, "--comet"], "COMET looks at the source too; name the text to translate by --source."),
-        (
-            ["bad", *on, "--comet", "--source", "test.en"],
-            "The package comet is not installed. Run `pip install unbabel-comet`.",
-        ),
+    for arguments, option, value in [
+        (["short.txt", *on], None, "short.txt"),
+        (["bad", *on, "--against", "short.txt"], None, "short.txt"),
+        (["no.de", *on], None, "no.de"),
+        (["bad", "--reference", "blank.de"], None, "blank.de"),
+        (["bad", *on, "--save", "out.txt"], "save", "out.txt"),
+        (["bad", *on, "--comet"], "source", None),
+        (["bad", *on, "--comet", "--source", "test.en"], None, "comet"),
     ]:
-        assert run(*arguments) == (2, "", sentence)
+        refused(run(*arguments), option, value)
+    for arguments, file in [
+        (["no.txt", *on], "no.txt"),
+        (["latin.txt", *on], "latin.txt:1"),
+        (["bad", "--reference", "no.de"], "no.de"),
+        (["bad", "--reference", "empty.de"], "empty.de"),
+    ]:
+        done = run(*arguments)
+        assert (done.code, done.out) == (2, "")
+        assert done.err.startswith(f"{file}: ")
     assert not (corpus / "out.txt").exists()

@@ -1,4 +1,4 @@
-"""`sightline align`: which word of given translations comes from which word of the source."""
+"""`sightline align`: word alignments of given translations."""
 
 import itertools
 from typing import Annotated
@@ -9,17 +9,17 @@ WINDOW = 2048
 
 
 def align(
-    model: Annotated[str, typer.Argument(help="The folder or the name of a trained model.")],
-    source: Annotated[str, typer.Option(help="Source text, a sentence a line.")],
+    model: Annotated[str, typer.Argument(help="Folder or name of a model.")],
+    source: Annotated[str, typer.Option(help="Source text, one sentence per line.")],
     target: Annotated[str, typer.Option(help="Its translation, line by line.")],
-    gold: Annotated[str | None, typer.Option(help="The right links, line by line, to compare with.")] = None,
+    gold: Annotated[str | None, typer.Option(help="Gold links, line by line, to compare with.")] = None,
     choose: Annotated[
-        bool, typer.Option("--choose", help="Find the heads that come nearest to --gold, and keep them with the model.")
+        bool, typer.Option("--choose", help="Choose heads by --gold, and store the choice with the model.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the best there is.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto.")] = "auto",
 ) -> None:
-    """Print the links of each pair as 0-0 1-2: source word and target word, counted from 0, by where the model looks.
-    With --gold the error rate of all comes at the end (to standard error)."""
+    """Print the links of each pair as 0-0 1-2 (source word and target word, counted from 0), by the attention of the
+    model. With --gold, also print the error rate of all pairs to standard error."""
     from pathlib import Path
 
     from sightline.data.corpus import Parallel, lines, read_pairs
@@ -30,13 +30,15 @@ def align(
     from sightline.search.align import read_pharaoh, write_pharaoh
 
     if choose and gold is None:
-        raise InputError("--choose needs right links to choose by; name them by --gold.")
-    right = None if gold is None else [read_pharaoh(line, f"{gold}:{i}") for i, line in enumerate(lines(Path(gold)), 1)]
+        raise InputError("`choose` needs gold links. Name them by `gold`.", option="choose", value=True)
+    gold_links = None
+    if gold is not None:
+        gold_links = [read_pharaoh(line, f"{gold}:{i}") for i, line in enumerate(lines(Path(gold)), 1)]
     engine = load(model, device=device, engine="torch")
     pairs = iter(read_pairs(Parallel(Path(source), Path(target))))
-    if choose and right is not None:
+    if choose and gold_links is not None:
         sources, targets = zip(*pairs, strict=True)
-        choice = choose_heads(engine, sources, targets, right)
+        choice = choose_heads(engine, sources, targets, gold_links)
         save_choice(ModelFolder(model).cache, choice)
         names = ", ".join(f"{layer}.{head}" for layer, head in choice.heads.heads)
         typer.echo(f"heads {names} (layer.head), at the step that {choice.heads.step} a word", err=True)
@@ -49,7 +51,7 @@ def align(
         sources, targets = zip(*window, strict=True)
         for links in engine.align(sources, targets, first=first):
             typer.echo(write_pharaoh(links))
-            found += [] if right is None else [links]
-    if right is not None:
-        error, precision, recall = agreement(found, right)
+            found += [] if gold_links is None else [links]
+    if gold_links is not None:
+        error, precision, recall = agreement(found, gold_links)
         typer.echo(f"error rate {error:.4f}, precision {precision:.4f}, recall {recall:.4f}", err=True)

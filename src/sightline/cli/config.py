@@ -1,4 +1,4 @@
-"""`sightline config`: every option and every preset, as they are in the code."""
+"""`sightline config`: print options and presets."""
 
 from typing import Annotated
 
@@ -9,11 +9,11 @@ app = typer.Typer(help="Explain the options and the presets.", no_args_is_help=T
 
 @app.command()
 def explain(
-    preset: Annotated[str | None, typer.Option(help="Start from a preset.")] = None,
-    config: Annotated[str | None, typer.Option(help="A TOML file of options; it overrides the preset.")] = None,
-    set: Annotated[list[str] | None, typer.Option(help="One option, as group.option=value; it overrides both.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Preset to start from.")] = None,
+    config: Annotated[str | None, typer.Option(help="TOML file of options; overrides the preset.")] = None,
+    set: Annotated[list[str] | None, typer.Option(help="One option, as group.option=value; overrides both.")] = None,
 ) -> None:
-    """Print every option with its value and what it means, as TOML that `--config` reads."""
+    """Print every option with its value and meaning, as TOML for `--config`."""
     from sightline.config import load
     from sightline.options import as_toml
 
@@ -22,7 +22,7 @@ def explain(
 
 @app.command()
 def presets() -> None:
-    """List the presets, with the size of each model at its vocabulary of 37,000."""
+    """List the presets, with the number of parameters for a vocabulary of 37,000."""
     from sightline.config import load
     from sightline.model_folder import count_parameters
     from sightline.options import presets

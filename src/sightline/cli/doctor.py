@@ -1,4 +1,4 @@
-"""`sightline doctor`: what is installed here, and what it can do."""
+"""`sightline doctor`: report versions, optional packages and devices."""
 
 import platform
 
@@ -11,11 +11,11 @@ PACKAGES = {
     "onnxruntime": "export to ONNX (pip install -e '.[export]')",
     "transformers": "export to Hugging Face (pip install -e '.[export]')",
 }
-"""What is worth knowing, and what those are for that one can do without."""
+"""Packages to report, and the use of the optional ones."""
 
 
 def doctor() -> None:
-    """Tell which Python, which packages and which devices there are, and that a model runs on each of them."""
+    """Report Python, packages and devices, and run a small model on each device."""
     from importlib.metadata import PackageNotFoundError, version
 
     import torch
@@ -30,7 +30,7 @@ def doctor() -> None:
         try:
             typer.echo(f"{package:13} {version(package)}")
         except PackageNotFoundError:
-            typer.echo(f"{package:13} not installed; for {use}")
+            typer.echo(f"{package:13} not installed; used for {use}")
     small = ModelConfig(vocab_size=64, d_model=64, encoder={"layers": 1}, decoder={"layers": 1})
     ids = torch.arange(16)[None]
     torch.manual_seed(0)
@@ -44,5 +44,5 @@ def doctor() -> None:
             logits = model.to(device)(ids.to(device), ids.to(device)).cpu()
             difference = (logits - expected).abs().max().item()
             name = f" ({torch.cuda.get_device_name(device)})" if device.startswith("cuda") else ""
-            told = "" if device == "cpu" else f"; its logits differ from the CPU's by {difference:.1e}"
-            typer.echo(f"{device:13} a model runs here{name}{told}")
+            accuracy = "" if device == "cpu" else f"; logits differ from the CPU by {difference:.1e}"
+            typer.echo(f"{device:13} model runs{name}{accuracy}")

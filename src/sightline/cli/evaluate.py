@@ -1,4 +1,4 @@
-"""`sightline evaluate`: how good translations are, how sure that is, and whether they are better than others."""
+"""`sightline evaluate`: score translations, with confidence intervals, and compare two systems."""
 
 import sys
 from collections.abc import Sequence
@@ -8,40 +8,40 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 TITLES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER", "comet": "COMET"}
-LIKELY = 0.05
-"""Below this p-value a difference is put down to the systems, not to the sentences they were tried on."""
+SIGNIFICANT = 0.05
+"""Largest p-value of a significant difference."""
 
 
 class Texts(NamedTuple):
-    """What is scored, a line a sentence."""
+    """The texts to score, one sentence per line."""
 
     references: list[str]
     sources: list[str]
     systems: list[list[str]]
-    """Of each system its translations; none of one that is a model and has yet to translate."""
+    """The translations of each system; empty for a model that has not translated yet."""
 
 
 def evaluate(
     model: Annotated[
         str,
-        typer.Argument(help="The folder or the name of a model, or a text file of translations, a sentence a line."),
+        typer.Argument(help="Folder or name of a model, or a text file of translations, one sentence per line."),
     ],
-    reference: Annotated[Path, typer.Option(help="The right translations, line by line.")],
-    source: Annotated[Path | None, typer.Option(help="The text to translate; a text file does without.")] = None,
-    against: Annotated[str | None, typer.Option(help="A second model or text file, to compare with.")] = None,
-    beam: Annotated[int, typer.Option(min=1, help="Hypotheses that grow side by side; 1 is greedy search.")] = 4,
-    save: Annotated[Path | None, typer.Option(help="Keep the translations of MODEL in this text file.")] = None,
-    comet: Annotated[bool, typer.Option("--comet", help="Also COMET; needs the package unbabel-comet.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    reference: Annotated[Path, typer.Option(help="Reference translations, line by line.")],
+    source: Annotated[Path | None, typer.Option(help="Source text; not needed for a text file.")] = None,
+    against: Annotated[str | None, typer.Option(help="Second model or text file, to compare with.")] = None,
+    beam: Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy search.")] = 4,
+    save: Annotated[Path | None, typer.Option(help="Write the translations of MODEL to this text file.")] = None,
+    comet: Annotated[bool, typer.Option("--comet", help="Also compute COMET; needs unbabel-comet.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of a table.")] = False,
     precision: Annotated[
-        str, typer.Option(help="auto, float32, or, faster and rounded, int8 (on a CPU) or bfloat16 (on a GPU).")
+        str, typer.Option(help="auto, float32, int8 (faster on a CPU) or bfloat16 (faster on a GPU).")
     ] = "auto",
     shortlist: Annotated[
-        bool, typer.Option("--shortlist", help="Choose among fewer words, by what sightline shortlist wrote.")
+        bool, typer.Option("--shortlist", help="Use the shortlist that `sightline shortlist` wrote.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the best there is.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto.")] = "auto",
 ) -> None:
-    """Score translations by BLEU, chrF and TER, each with its 95 % interval; compare them with another system's."""
+    """Score translations by BLEU, chrF and TER with 95 % intervals, or compare two systems."""
     import json
 
     from sightline.errors import InputError
@@ -50,8 +50,8 @@ def evaluate(
     texts = _read(names, reference, source)
     models = [name for name, text in zip(names, texts.systems, strict=True) if not text]
     if source is None and (models or comet):
-        needs = f"{models[0]} is a model" if models else "COMET looks at the source too"
-        raise InputError(f"{needs}; name the text to translate by --source.")
+        reason = f"{models[0]} is a model" if models else "COMET reads the source"
+        raise InputError(f"`source` is missing: {reason}. Name the source text.", option="source")
     if save:
         _check_save(save, model in models, [reference, source, *map(Path, names)])
     comet_of = None
@@ -76,31 +76,32 @@ def evaluate(
 
 
 def _read(names: Sequence[str], reference: Path, source: Path | None) -> Texts:
-    """All files, as long as each other."""
+    """Read all files, and check that they have the same number of lines."""
     from sightline.data.corpus import lines
     from sightline.errors import InputError
     from sightline.model_folder import ModelFolder
 
     references = list(lines(reference))
     if not any(line.strip() for line in references):
-        raise InputError(f"{reference}: the file has nothing but blank lines.")
+        raise InputError(f"{reference}: the file has only blank lines.", value=str(reference))
     systems = []
     for name in names:
         path = ModelFolder(name).path
         if not path.exists() and path.suffix != ".txt":
-            raise InputError(f"{name}: there is no model here, nor a text file.")
+            raise InputError(f"{name}: no model or text file found.", value=name)
         systems.append([] if path.is_dir() else list(lines(path)))
     sources = list(lines(source)) if source else []
     for other, found in zip([source, *names], [sources, *systems], strict=True):
         if found and len(found) != len(references):
             raise InputError(
-                f"{other} has {len(found):,} lines and {reference} has {len(references):,}; they must have as many."
+                f"{other} must have as many lines as {reference}, got {len(found):,} and {len(references):,}.",
+                value=str(other),
             )
     return Texts(references, sources, systems)
 
 
 def _translate(names: Sequence[str], texts: Texts, beam: int, how: dict[str, Any]) -> Texts:
-    """The same, with what the models say. All are loaded first: what is wrong with the second is told at once."""
+    """Translate by the models. All are loaded first, so that an error in the second is found before translating."""
     import time
 
     from sightline.engine import load
@@ -114,22 +115,24 @@ def _translate(names: Sequence[str], texts: Texts, beam: int, how: dict[str, Any
         typer.echo(f"{name}: translating {len(texts.sources):,} sentences, beam {beam}", err=True)
         started = time.perf_counter()
         found = engine.translate(texts.sources, beam=beam)
-        # One line each, so that what is saved scores as it did.
+        # One line each, so that the saved file has the same scores.
         systems.append([" ".join(one.text.split("\n")).rstrip("\r") for one in found])
         typer.echo(f"{name}: done in {time.perf_counter() - started:.1f} s", err=True)
     return texts._replace(systems=systems)
 
 
 def _check_save(save: Path, translates: bool, read: Sequence[Path | None]) -> None:
-    """Said before there is anything that could be lost."""
+    """Raise if translations cannot be saved, before there are any."""
     from sightline.errors import InputError
 
     if not translates:
-        raise InputError("--save keeps what a model translates, and MODEL is a text file; leave out --save.")
+        raise InputError(
+            "`save` needs a model, and MODEL is a text file. Leave it out.", option="save", value=str(save)
+        )
     if any(path and path.resolve() == save.resolve() for path in read):
-        raise InputError(f"{save}: the file is read here; choose another --save.")
+        raise InputError(f"`save` would overwrite an input: {save}. Choose another.", option="save", value=str(save))
     if save.is_dir() or not save.parent.is_dir():
-        raise InputError(f"{save}: no file can be written here; choose another --save.")
+        raise InputError(f"`save` cannot be written: {save}. Choose another file.", option="save", value=str(save))
 
 
 def _save(save: Path, text: Sequence[str]) -> None:
@@ -138,30 +141,32 @@ def _save(save: Path, text: Sequence[str]) -> None:
     try:
         save.write_text("".join(f"{line}\n" for line in text), "utf-8", newline="\n")
     except OSError as error:
-        raise InputError(f"{save}: cannot be written: {error.strerror}.") from None
+        raise InputError(
+            f"`save` cannot be written: {save} ({error.strerror}).", option="save", value=str(save)
+        ) from None
 
 
 def _warn(name: str, text: Sequence[str]) -> None:
-    """What makes scores lower than they should be, and is seldom meant."""
+    """Warn of likely mistakes that lower the scores."""
     blank = [number for number, line in enumerate(text, start=1) if not line.strip()]
     if blank:
         typer.echo(f"WARNING: {name}:{blank[0]}: {len(blank):,} of {len(text):,} lines are blank.", err=True)
-    split = sum(line.endswith(" .") for line in text)
-    if split > len(text) / 2:
+    tokenised = sum(line.endswith(" .") for line in text)
+    if tokenised > len(text) / 2:
         typer.echo(
-            f"WARNING: {name}: {split:,} of {len(text):,} lines end in “ .”; the scores are meant for text as people "
-            "write it, and split it into tokens themselves.",
+            f"WARNING: {name}: {tokenised:,} of {len(text):,} lines end in “ .”. The metrics expect text that is not "
+            "tokenised, and tokenise it themselves.",
             err=True,
         )
 
 
 def _score(names: Sequence[str], texts: Texts, comet: Any) -> dict[str, Any]:
-    """The scores of each system, and what they say of the two."""
+    """Return the scores of each system, and the comparison of two."""
     import logging
 
     from sightline.evaluate.compare import compare, estimate
 
-    logging.getLogger("sacrebleu").setLevel(logging.ERROR)  # what it warns of, _warn has told in one sentence
+    logging.getLogger("sacrebleu").setLevel(logging.ERROR)  # _warn warns of the same
     typer.echo(f"scoring {len(texts.references):,} sentences; TER takes the longest", err=True)
     found: list[dict[str, Any]]
     comparison: dict[str, Any] = {}
@@ -186,11 +191,11 @@ def _score(names: Sequence[str], texts: Texts, comet: Any) -> dict[str, Any]:
 
 
 def _show(report: dict[str, Any]) -> None:
-    """The report as a table."""
+    """Print the report as a table."""
     from rich.console import Console
     from rich.table import Table
 
-    # Where nobody looks, no line is broken: it is for a file, or for another program.
+    # Lines are wrapped only on a terminal, not in a file or a pipe.
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 1000)
     systems, comparison = report["systems"], report.get("comparison", {})
     letters = ["A", "B"] if comparison else [""]
@@ -212,34 +217,34 @@ def _show(report: dict[str, Any]) -> None:
         if comparison:
             cells += _verdict(name, comparison[name])
         else:
-            cells.append("the less, the better" if name == "ter" else "")
+            cells.append("lower is better" if name == "ter" else "")
         table.add_row(TITLES[name], *cells)
     console.print(table)
     if comparison:
-        console.print("\np       how often exchanging translations at random gives as large a difference", style="dim")
-        console.print(f"better  where p < {LIKELY}; the less TER, the better", style="dim")
+        console.print("\np       probability of as large a difference if the systems are equally good", style="dim")
+        console.print(f"better  if p < {SIGNIFICANT}; lower TER is better", style="dim")
     console.print()
     for name, score in (comparison or systems[0]["scores"]).items():
-        console.print(f"{TITLES[name]:7}{_broken(score['signature'], console.width - 7)}", style="dim", soft_wrap=True)
+        console.print(f"{TITLES[name]:7}{_wrapped(score['signature'], console.width - 7)}", style="dim", soft_wrap=True)
 
 
 def _cells(name: str, score: dict[str, Any]) -> list[str]:
-    """A score and its interval. COMET is a number up to 1, and has none."""
+    """Return a score and its interval. COMET is a number up to 1 without an interval."""
     if name == "comet":
         return [f"{score['value']:.4f}", "–"]
     return [f"{score['value']:.2f}", f"{score['low']:.2f} – {score['high']:5.2f}"]
 
 
 def _verdict(name: str, both: dict[str, Any]) -> list[str]:
-    """The difference, how likely it is by chance, and who is better if it is not."""
+    """Return the difference, its p-value, and the better system if the difference is significant."""
     if name == "comet":
         return [f"{both['difference']:+.4f}", "–", ""]
     better = "A" if (both["difference"] > 0) != (name == "ter") else "B"
-    return [f"{both['difference']:+.2f}", f"{both['p_value']:.4f}", better if both["p_value"] < LIKELY else "–"]
+    return [f"{both['difference']:+.2f}", f"{both['p_value']:.4f}", better if both["p_value"] < SIGNIFICANT else "–"]
 
 
-def _broken(signature: str, width: int) -> str:
-    """A signature in lines that fit, broken between its parts."""
+def _wrapped(signature: str, width: int) -> str:
+    """Wrap a signature between its parts."""
     import textwrap
 
     parts = textwrap.wrap(signature.replace("|", "| "), width, break_long_words=False, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""`sightline score`: how probable given translations are."""
+"""`sightline score`: log-probabilities of given translations."""
 
 import itertools
 import json
@@ -10,13 +10,13 @@ WINDOW = 2048
 
 
 def score(
-    model: Annotated[str, typer.Argument(help="The folder or the name of a trained model.")],
-    source: Annotated[str, typer.Option(help="Source text, a sentence a line.")],
+    model: Annotated[str, typer.Argument(help="Folder or name of a model.")],
+    source: Annotated[str, typer.Option(help="Source text, one sentence per line.")],
     target: Annotated[str, typer.Option(help="Its translation, line by line.")],
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line, with every token.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the best there is.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line, with every token.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto.")] = "auto",
 ) -> None:
-    """Print the log-probability of each pair, and at the end the perplexity of all (to standard error)."""
+    """Print the log-probability of each pair, and the perplexity of all pairs to standard error."""
     import math
     from pathlib import Path
 
