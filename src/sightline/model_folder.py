@@ -23,7 +23,8 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sightline.config import ModelConfig
 from sightline.errors import CheckpointError, ConfigError
@@ -141,7 +142,7 @@ class ModelFolder:
 
     def load_model(self, device: torch.device | str = "cpu") -> Model:
         """Load the model in float32, in evaluation mode."""
-        with torch.random.fork_rng(devices=[]):  # initial weights are drawn here, and replaced
+        with _SkipInitialisation():
             model = build(self.config)
         try:
             weights = load_file(self.weights)
@@ -237,7 +238,7 @@ def save_model(
 ) -> None:
     """Write a model folder. After a crash the folder has the old model or the new one. `task`: by default that of the
     architecture."""
-    with torch.device("meta"):
+    with torch.device("meta"), _SkipInitialisation():
         named = dict(build(model.config).named_parameters(remove_duplicate=False))
     first: dict[Tensor, str] = {}
     weights = dict(model.named_parameters(remove_duplicate=False))
@@ -275,6 +276,20 @@ def save_weights(
     write_files(folder, files | (tokenizer.files if tokenizer else {}))
 
 
+class _SkipInitialisation(TorchFunctionMode):
+    """Build models without drawing random weights: their weights are loaded later, or only counted.
+
+    Drawing takes time, and on the meta device it first imports torch's compiler (about a second).
+    """
+
+    DRAWS = (nn.init.kaiming_uniform_, nn.init.normal_, nn.init.uniform_, Tensor.normal_, Tensor.uniform_)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in self.DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
+
+
 @torch.no_grad()
 def set_weights(model: Model, weights: Mapping[str, Tensor], where: str) -> None:
     """Copy weights into a model; the names must be those of its parameters. `where` describes them in errors."""
@@ -293,6 +308,6 @@ def set_weights(model: Model, weights: Mapping[str, Tensor], where: str) -> None
 def count_parameters(model: ModelConfig | torch.nn.Module) -> int:
     """Count the parameters of a model, or of a configuration without creating its weights; tied ones count once."""
     if isinstance(model, ModelConfig):
-        with torch.device("meta"):
+        with torch.device("meta"), _SkipInitialisation():
             model = build(model)
     return sum(parameter.numel() for parameter in model.parameters())

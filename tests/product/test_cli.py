@@ -61,6 +61,23 @@ def test_demo(tmp_path):
     assert (tmp_path / "model" / "model.safetensors").exists()
 
 
+def test_first_translation_of_the_demo_does_not_import_the_compiler(tmp_path):
+    """Importing torch's compiler takes about a second."""
+    code = f"""
+import sys
+from rich.console import Console
+from sightline.cli import demo
+from sightline.model_folder import ModelFolder, count_parameters, save_model
+demo.translate(Console())
+model = ModelFolder("coref").load_model()
+assert count_parameters(model.config) == count_parameters(model) == ModelFolder("coref").count_parameters()
+save_model(model, {str(tmp_path)!r})
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_demo_checks_folder_and_port_first(tmp_path):
     file = tmp_path / "file"
     file.write_text("mine")
