@@ -18,7 +18,7 @@ from sightline.cli.main import app
 from sightline.config import Config, ModelConfig, SearchConfig
 from sightline.model.transformer import build
 from sightline.options import Options, option_fields
-from sightline.trace.record import tracing
+from sightline.trace.watch import tracing
 
 MODULES = [
     "sightline.config",
@@ -28,12 +28,15 @@ MODULES = [
     "sightline.model.cache",
     "sightline.model.initialise",
     "sightline.model.static_cache",
+    "sightline.model.hooks",
+    "sightline.model.protocol",
     "sightline.model.kernels.attention",
     "sightline.model.kernels.dropout",
     "sightline.model.kernels.linear",
     "sightline.model.kernels.residual_norm",
     "sightline.model.kernels.decode",
-    "sightline.trace.record",
+    "sightline.trace.trace",
+    "sightline.trace.watch",
     "sightline.trace.steps",
     "sightline.trace.what_if",
     "sightline.trace.explain",

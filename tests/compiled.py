@@ -23,7 +23,7 @@ from sightline.model.kernels.dropout import Dropout, assign_dropout_seeds, dropo
 from sightline.model.mask import PackedRows
 from sightline.model.protocol import Inputs
 from sightline.text.tokenizer import Tokenizer
-from sightline.trace.record import tracing
+from sightline.trace.watch import tracing
 from sightline.train.step import Step
 from sightline.train.validate import Validation
 from support import difference, ids, packed, pad, reader, translator, writer

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sightline.model.mask import PackedRows
     from sightline.model.transformer import build
     from sightline.model_folder import load_model, save_model
-    from sightline.trace.record import tracing
+    from sightline.trace.watch import tracing
     from sightline.trace.what_if import what_if
 
     __version__: str
@@ -40,7 +40,7 @@ _HOME = {
     "load": "sightline.engine",
     "load_model": "sightline.model_folder",
     "save_model": "sightline.model_folder",
-    "tracing": "sightline.trace.record",
+    "tracing": "sightline.trace.watch",
     "what_if": "sightline.trace.what_if",
 }
 

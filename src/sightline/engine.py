@@ -34,7 +34,8 @@ from sightline.text.split import Piece, join, split, starts
 from sightline.text.stream import Telling
 from sightline.text.tokenizer import Tokenizer, with_end
 from sightline.text.words import words_of
-from sightline.trace.record import Trace, tracing
+from sightline.trace.trace import Trace
+from sightline.trace.watch import tracing
 from sightline.trace.what_if import what_if
 
 __all__ = ["Alternative", "Asked", "Engine", "Reader", "Scored", "Translation", "load", "load_any"]

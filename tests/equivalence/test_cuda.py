@@ -7,8 +7,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from sightline.model.mask import Mask, PackedRows
 from sightline.model.protocol import Inputs
 from sightline.model.transformer import Attend
-from sightline.trace.record import tracing
 from sightline.trace.steps import spell_out
+from sightline.trace.watch import tracing
 from support import difference, every_variant, ids, packed, pad, translator, writer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")

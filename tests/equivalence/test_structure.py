@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sightline.trace.record import tracing
+from sightline.trace.watch import tracing
 from support import difference, every_variant, ids, pad, reader, translator, writer
 
 

@@ -12,7 +12,7 @@ from sightline.search.align import Heads, Words, align, every_head, link, read_p
 from sightline.text.split import Piece, join, starts
 from sightline.text.tokenizer import Tokenizer
 from sightline.text.words import words_of
-from sightline.trace.record import tracing
+from sightline.trace.watch import tracing
 from support import hooks, raises, translator
 
 

@@ -13,7 +13,7 @@ from sightline.config import SearchConfig
 from sightline.search.find import find
 from sightline.search.hypothesis import Wish
 from sightline.special import END, PAD, START, UNKNOWN
-from sightline.trace.record import tracing
+from sightline.trace.watch import tracing
 from support import VARIANTS, all_scores, model_of
 
 

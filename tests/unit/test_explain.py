@@ -1,4 +1,4 @@
-"""Readings of a trace keep the properties they are defined by."""
+"""Explanations of a trace have the properties that define them."""
 
 import pytest
 import torch
@@ -6,13 +6,13 @@ import torch
 from sightline.errors import InputError, TraceError
 from sightline.model.protocol import Inputs
 from sightline.trace.explain import gradient_x_input, logit_lens, rollout, value_weighted
-from sightline.trace.record import tracing
-from support import VOCAB, difference, every_variant, hooks, ids, pad, reader, translator, writer
+from sightline.trace.watch import tracing
+from support import VOCAB, difference, every_variant, hooks, ids, pad, raises, reader, translator, writer
 
 
 @every_variant
 @torch.no_grad()
-def test_rollout_shares_add_up_to_one(variant):
+def test_rollout_shares_sum_to_one(variant):
     model = translator(variant)
     source, layout = pad([ids(6), ids(3)])
     with tracing(model) as trace:
@@ -21,7 +21,7 @@ def test_rollout_shares_add_up_to_one(variant):
     assert encoder.axes == ("layer", "batch", "query", "key")
     assert encoder.values.shape == (2, 2, 6, 6)
     assert difference(encoder.values.sum(-1), torch.ones(2, 2, 6)) <= 1e-5
-    assert encoder.values[:, 1, :, 3:].triu(1).abs().max() == 0  # nobody but padding itself got anything of the padding
+    assert encoder.values[:, 1, :, 3:].triu(1).abs().max() == 0  # only padding has a share of padding
     decoder = rollout(trace, "decoder")
     total = decoder["source"].values.sum(-1) + decoder["target"].values.sum(-1)
     assert difference(total, torch.ones(3, 2, 5)) <= 1e-5
@@ -30,7 +30,7 @@ def test_rollout_shares_add_up_to_one(variant):
 
 
 @torch.no_grad()
-def test_rollout_of_one_layer_is_its_mean_attention_beside_the_residual():
+def test_rollout_of_one_layer_is_half_its_mean_attention():
     model = reader(encoder={"layers": 1, "heads": 4, "d_ff": 40})
     with tracing(model) as trace:
         model(ids(1, 5))
@@ -40,8 +40,8 @@ def test_rollout_of_one_layer_is_its_mean_attention_beside_the_residual():
 
 @every_variant
 @torch.no_grad()
-def test_value_weighted_parts_are_those_the_output_is_the_sum_of(variant):
-    """With p_j·v_j·W^O for every head and key at hand, their sum is the output; their lengths are what is shown."""
+def test_value_weighted_parts_sum_to_the_output(variant):
+    """The output is the sum of p_j·v_j·W^O over heads and keys; `value_weighted` returns their norms."""
     model = translator(variant)
     with tracing(model) as trace:
         model(ids(2, 6), ids(2, 5))
@@ -58,13 +58,13 @@ def test_value_weighted_parts_are_those_the_output_is_the_sum_of(variant):
             total += parts.sum(2)
         bias = 0 if module.output.bias is None else module.output.bias
         assert difference(total + bias, trace[f"{path}.output"].values) <= 1e-5
-    with pytest.raises(TraceError, match="'encoder' is not an attention module"):
+    with raises(TraceError, option="path", value="encoder"):
         value_weighted(trace, model, "encoder")
 
 
 @every_variant
 @torch.no_grad()
-def test_the_lens_ends_in_what_the_model_says(variant):
+def test_the_last_layer_of_the_lens_is_the_logits(variant):
     for model, inputs, stack in (
         (translator(variant), (ids(2, 6), ids(2, 5)), "decoder"),
         (writer(variant), (ids(2, 5),), "decoder"),
@@ -80,21 +80,20 @@ def test_the_lens_ends_in_what_the_model_says(variant):
 
 
 @torch.no_grad()
-def test_the_lens_of_an_encoder_speaks_the_source_vocabulary():
+def test_the_lens_of_an_encoder_has_the_source_vocabulary():
     model = translator("halves", source_vocab_size=50)
     with tracing(model) as trace:
         model(ids(1, 6), ids(1, 5))
     lens = logit_lens(trace.sentence(0), model, "encoder")
     assert lens.values.shape == (3, 6, 50)
-    with pytest.raises(TraceError, match="'classifier' is not a stack"):
+    with raises(TraceError, option="stack", value="classifier"):
         logit_lens(trace, model, "classifier")
 
 
 @every_variant
-def test_gradient_times_input_is_the_effect_of_a_small_change(variant):
-    """By definition: how fast the score moves when a token's vector grows. Against the difference quotient."""
+def test_gradient_times_input_is_the_difference_quotient(variant):
     model = translator(variant).double()
-    inputs = (ids(2, 4), ids(2, 3))
+    inputs = Inputs(ids(2, 4), ids(2, 3))
     found = gradient_x_input(model, inputs, position=2, token=7, sentence=1)
     assert hooks(model) == 0
 
@@ -106,7 +105,7 @@ def test_gradient_times_input_is_the_effect_of_a_small_change(variant):
 
         handle = model.get_submodule(f"{stack}.embedding").register_forward_hook(grow)
         with torch.no_grad():
-            value = model(*inputs)[1, 2].log_softmax(-1)[7].item()
+            value = model(*inputs[:2])[1, 2].log_softmax(-1)[7].item()
         handle.remove()
         return value
 
@@ -117,11 +116,11 @@ def test_gradient_times_input_is_the_effect_of_a_small_change(variant):
             assert found.tokens[stack][token].item() == pytest.approx(quotient, abs=1e-6)
 
 
-def test_gradient_times_input_of_what_is_not_there():
-    with pytest.raises(InputError, match="no sentence 0, position 9, token 3 in logits"):
-        gradient_x_input(translator(), (ids(1, 4), ids(1, 3)), position=9, token=3)
-    with pytest.raises(InputError, match=f"token {VOCAB} in logits"):
-        gradient_x_input(translator(), (ids(1, 4), ids(1, 3)), position=0, token=VOCAB)
+def test_invalid_positions_of_gradient_times_input():
+    inputs = Inputs(ids(1, 4), ids(1, 3))
+    for option, value in (("position", 9), ("token", VOCAB), ("sentence", 1)):
+        with raises(InputError, option=option, value=value):
+            gradient_x_input(translator(), inputs, **{"position": 0, "token": 3, option: value})
 
 
 @every_variant
@@ -130,7 +129,7 @@ def test_every_layer_of_the_lens_by_hand(variant):
     model = translator(variant)
     with tracing(model) as trace:
         model(ids(2, 6), ids(2, 5))
-        inside = logit_lens(trace, model, "decoder")  # asked for inside the block, it is no part of the trace
+        inside = logit_lens(trace, model, "decoder")  # not part of the trace
     assert len(trace.runs("logits")) == 1
     outputs = ["decoder.embedding.output", *(f"decoder.layers.{i}.feed_forward_residual.output" for i in range(3))]
     for i, name in enumerate(outputs):
@@ -164,22 +163,22 @@ def test_rollout_of_a_decoder_by_hand():
 
 
 @torch.no_grad()
-def test_what_cannot_be_read_is_refused():
+def test_unsupported_traces_and_models():
     model = translator()
     with tracing(model) as trace:
         cache = model.start(Inputs(ids(1, 4)), capacity=2)
         model.step(ids(1, 1), cache)
         model.step(ids(1, 1), cache)
-    with pytest.raises(TraceError, match="rollout needs a full pass"):
+    with raises(TraceError, match="full pass"):
         rollout(trace, "decoder")
-    with pytest.raises(TraceError, match="'nowhere' is not an attention module"):
+    with raises(TraceError, option="path", value="nowhere"):
         value_weighted(trace, model, "nowhere")
-    with pytest.raises(TraceError, match=r"call model.eval\(\) first"):
-        gradient_x_input(translator().train(), (ids(1, 4), ids(1, 3)), position=0, token=3)
+    with raises(TraceError, match="training mode"):
+        gradient_x_input(translator().train(), Inputs(ids(1, 4), ids(1, 3)), position=0, token=3)
 
 
-def test_gradients_also_where_nobody_else_wants_any():
-    model, inputs = translator(), (ids(1, 4), ids(1, 3))
+def test_gradients_in_inference_mode():
+    model, inputs = translator(), Inputs(ids(1, 4), ids(1, 3))
     expected = gradient_x_input(model, inputs, position=1, token=3)
     with torch.inference_mode():
         found = gradient_x_input(model, inputs, position=1, token=3)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from sightline.errors import TraceError
 from sightline.trace.pack import PIECE, pack, read, write
-from sightline.trace.record import Trace, tracing
+from sightline.trace.trace import Trace
+from sightline.trace.watch import tracing
 from support import ids, pad, translator
 
 
@@ -62,7 +63,7 @@ def test_minus_infinity_survives_and_what_half_precision_cannot_hold_is_kept(tra
     again = read(pack(trace, [name], dtype="f16"))
     assert torch.equal(again[name].values == -torch.inf, trace[name].values == -torch.inf)
     big = Trace()
-    big._record("big", ("position",), torch.tensor([1e6, -torch.inf]))
+    big.record("big", ("position",), torch.tensor([1e6, -torch.inf]))
     assert torch.equal(read(pack(big, dtype="f16"))["big"].values, torch.tensor([1e6, -torch.inf]))
 
 
@@ -71,7 +72,7 @@ def test_minus_infinity_survives_and_what_half_precision_cannot_hold_is_kept(tra
 def test_any_shape(shape, scale, seed):
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
     trace = Trace()
-    trace._record("x", tuple(f"axis{i}" for i in range(len(shape))), values)
+    trace.record("x", tuple(f"axis{i}" for i in range(len(shape))), values)
     again = read(pack(trace))["x"]
     assert again.axes == tuple(f"axis{i}" for i in range(len(shape)))
     assert torch.equal(again.values, values)
@@ -79,8 +80,8 @@ def test_any_shape(shape, scale, seed):
 
 def test_pieces_are_at_most_a_million_bytes_and_make_the_whole():
     trace = Trace()
-    trace._record("long", ("position", "d_model"), torch.randn(1300, 512))
-    trace._record("short", ("position",), torch.randn(3))
+    trace.record("long", ("position", "d_model"), torch.randn(1300, 512))
+    trace.record("short", ("position",), torch.randn(3))
     again = read(pack(trace))
     pieces = [again.piece("long", i) for i in range(again.pieces("long"))]
     assert [len(piece) for piece in pieces] == [PIECE, PIECE, 1300 * 512 * 4 - 2 * PIECE]
@@ -120,7 +121,7 @@ def test_damage_is_named(trace, tmp_path):
 
 def test_a_manifest_that_contradicts_itself_is_damaged():
     trace = Trace()
-    trace._record("x", ("position", "d_model"), torch.zeros(3, 41))
+    trace.record("x", ("position", "d_model"), torch.zeros(3, 41))
     whole = pack(trace)
     for old, new in (
         (b"[3,41]", b"[-3,-41]"),

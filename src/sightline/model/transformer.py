@@ -203,15 +203,17 @@ class CrossAttention(MultiHeadAttention):
 # --- Feed-forward and residual (§3.3, §3.1)
 
 
-def swiglu(x: Tensor) -> Tensor:
+class SwiGLU(nn.Module):
     """Gate one half of the inner layer, which is twice as wide, by the other (Shazeer, 2020, arXiv:2002.05202)."""
-    gate, value = x.chunk(2, dim=-1)
-    return F.silu(gate) * value
+
+    def forward(self, x: Float[Tensor, "batch length d_inner"]) -> Float[Tensor, "batch length d_ff"]:
+        gate, value = x.chunk(2, dim=-1)
+        return F.silu(gate) * value
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]]
-ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu, "swiglu": swiglu}
-ACTIVATIONS["gelu-tanh"] = partial(F.gelu, approximate="tanh")
+ACTIVATIONS: dict[str, Callable[[], nn.Module]]
+ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "swish": nn.SiLU, "swiglu": SwiGLU}
+ACTIVATIONS["gelu-tanh"] = partial(nn.GELU, "tanh")
 
 
 class FeedForward(nn.Module):
@@ -219,7 +221,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig, d_ff: int) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS[config.activation]()
         self.inner = nn.Linear(config.d_model, 2 * d_ff if config.activation == "swiglu" else d_ff)
         self.outer = nn.Linear(d_ff, config.d_model)
         self.dropout = Dropout(config.activation_dropout)
@@ -423,7 +425,7 @@ class EncoderOnly(Model):
         super().__init__(config)
         self.encoder = Encoder(config, config.encoder, config.vocab_size)
         self.head = nn.Linear(config.d_model, config.d_model)
-        self.head_activation = ACTIVATIONS[config.activation.replace("swiglu", "swish")]
+        self.head_activation = ACTIVATIONS[config.activation.replace("swiglu", "swish")]()
         self.head_norm = nn.LayerNorm(config.d_model, config.norm_epsilon)
         self.classifier = classifier(config, self.encoder.embedding)
         initialise(self)

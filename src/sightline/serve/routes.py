@@ -23,7 +23,7 @@ from sightline.serve.plans import plan
 from sightline.serve.problems import Problem, invalid, responses
 from sightline.serve.service import Service
 from sightline.trace.pack import PIECE, numbers, pack
-from sightline.trace.record import Trace
+from sightline.trace.trace import Trace
 
 __all__ = ["router"]
 

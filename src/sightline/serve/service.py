@@ -16,7 +16,7 @@ from sightline.serve.observe import Metrics
 from sightline.serve.plans import Plan
 from sightline.serve.problems import Problem
 from sightline.serve.worker import TURNS, Event, Job, JobResult, QueueFullError, Worker
-from sightline.trace.record import Trace
+from sightline.trace.trace import Trace
 
 __all__ = ["ClientDisconnected", "Service", "StoredTrace", "Traces"]
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.errors import TraceError
-from sightline.trace.record import Trace, Traced, labels
+from sightline.trace.trace import Trace, Traced, labels
 
 __all__ = ["PIECE", "PackedTrace", "numbers", "pack", "read", "write"]
 

@@ -1,7 +1,6 @@
-"""Attention spelled out, step by step: what the fused kernel does in one go.
+"""Attention step by step, in float32: the numbers between the inputs and the output of a fused kernel.
 
-Used to show the steps (and each time checked against what the kernel returned), and to compute what would have come out
-if a step had been different.
+A trace shows these steps after comparing their result with the kernel's output; a what-if changes them.
 """
 
 import math
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from sightline.errors import InputError
 from sightline.model.mask import Mask
+from sightline.model.transformer import attention_weights
 
 __all__ = ["AttentionEdit", "AttentionSteps", "spell_out"]
 
@@ -22,24 +22,26 @@ Matrix = Float[Tensor, "batch heads query key"]
 
 @dataclass(frozen=True)
 class AttentionEdit:
-    """What is to be different in one attention module."""
+    """The changes to one attention module."""
 
     unscaled: bool = False
     """Do not divide by √d_k."""
     look_ahead: bool = False
-    """Let positions see later ones."""
+    """Let positions attend to later ones."""
     average: frozenset[int] = frozenset()
-    """Heads that look equally at all they may see."""
+    """Heads that attend equally to all allowed keys."""
     cells: dict[tuple[int, int, int], float] = field(default_factory=dict)
-    """Probabilities by (head, query position, key position); the rest of the row shares what is left."""
+    """Probabilities by (head, query position, key position). The other cells of the row are rescaled to sum to 1."""
     factors: dict[int, float] = field(default_factory=dict)
-    """Heads whose output is multiplied, before W^O; 0 removes one."""
+    """Factors of heads, before W^O; 0 removes a head."""
 
     @property
     def changes_probabilities(self) -> bool:
+        """Whether more than the factors differ from the model."""
         return bool(self.unscaled or self.look_ahead or self.average or self.cells)
 
     def apply_factors(self, z: Float[Tensor, "batch heads query d_k"]) -> Float[Tensor, "batch heads query d_k"]:
+        """Multiply each head's output by its factor."""
         factors = z.new_ones(z.shape[1])
         for head, factor in self.factors.items():
             factors[head] = factor
@@ -51,9 +53,9 @@ class AttentionSteps(NamedTuple):
 
     scores: Matrix  # q·k
     scaled: Matrix  # divided by √d_k
-    masked: Matrix  # -inf where a query may not look
+    masked: Matrix  # -inf for keys that the mask excludes
     probabilities: Matrix  # softmax over the keys
-    z: Float[Tensor, "batch heads query d_k"]  # the sum of the values, weighted so
+    z: Float[Tensor, "batch heads query d_k"]  # the sum of the values, weighted by the probabilities
 
 
 def spell_out(
@@ -64,7 +66,7 @@ def spell_out(
     edit: AttentionEdit | None = None,
     positions: Int[Tensor, "batch query"] | None = None,
 ) -> AttentionSteps:
-    """Every step, in float32. `positions` says where in their sentences the queries stand, for the cells of an edit."""
+    """Compute every step in float32. `positions`: of the queries in their sentences, for the cells of an edit."""
     edit = edit or AttentionEdit()
     with torch.autocast(q.device.type, enabled=False):
         return _spell_out(q.float(), k.float(), v.float(), mask, edit, positions)
@@ -79,11 +81,10 @@ def _spell_out(
     scores = q @ k.mT
     scaled = scores if edit.unscaled else scores / math.sqrt(q.shape[3])
     masked = scaled.masked_fill(~seen, -torch.inf)
-    somewhere = seen.any(-1, keepdim=True)  # a query that may look nowhere gets zeros
-    probabilities = masked.masked_fill(~somewhere, 0).softmax(-1) * somewhere
+    probabilities = attention_weights(q * math.sqrt(q.shape[3]) if edit.unscaled else q, k, mask)
     for head in edit.average:
-        even = (seen / seen.sum(-1, keepdim=True).clamp(min=1)).expand_as(probabilities)
-        probabilities = probabilities.index_copy(1, torch.tensor([head], device=q.device), even[:, head : head + 1])
+        equal = (seen / seen.sum(-1, keepdim=True).clamp(min=1)).expand_as(probabilities)
+        probabilities = probabilities.index_copy(1, torch.tensor([head], device=q.device), equal[:, head : head + 1])
     for (head, query), cells in _rows(edit.cells).items():
         row = _set_cells(probabilities[:, head], seen[:, 0], query, cells, positions)
         probabilities = probabilities.index_copy(1, torch.tensor([head], device=q.device), row[:, None])
@@ -91,7 +92,7 @@ def _spell_out(
 
 
 def _rows(cells: dict[tuple[int, int, int], float]) -> dict[tuple[int, int], dict[int, float]]:
-    """Cells by head and query."""
+    """Group cells by head and query."""
     rows: dict[tuple[int, int], dict[int, float]] = {}
     for (head, query, key), value in cells.items():
         rows.setdefault((head, query), {})[key] = value
@@ -105,7 +106,7 @@ def _set_cells(
     cells: dict[int, float],
     positions: Int[Tensor, "batch query"] | None,
 ) -> Float[Tensor, "batch query key"]:
-    """One head's matrix with some cells of a row set; the other cells of the row share what is left, as they did."""
+    """Set some cells of one head's matrix, and rescale the other cells of their row so that it sums to 1."""
     rows = torch.arange(matrix.shape[1], device=matrix.device)[None] if positions is None else positions
     columns = torch.arange(matrix.shape[2], device=matrix.device)
     here = (rows == query)[:, :, None]
@@ -113,12 +114,14 @@ def _set_cells(
     for key, value in cells.items():
         cell = here & (columns == key) & seen
         if here.any() and not cell.any():
-            raise InputError(f"position {query} does not see a position {key}, so its attention there cannot be set.")
+            message = f"`set_attention`: position {query} does not attend to a position {key}."
+            raise InputError(message, option="set_attention", value=(query, key))
         values, fixed = torch.where(cell, value, values), fixed | cell
-    wanted = 1 - values.sum(-1, keepdim=True)  # what is left to share,
-    shared = matrix.masked_fill(fixed, 0).sum(-1, keepdim=True)  # and what those that share it had
+    wanted = 1 - values.sum(-1, keepdim=True)  # the sum of the other cells afterwards,
+    shared = matrix.masked_fill(fixed, 0).sum(-1, keepdim=True)  # and before
     changed = fixed.any(-1, keepdim=True)
     if (changed & (shared == 0) & (wanted > 1e-6)).any():
-        raise InputError(f"position {query} sees nothing else, so there is no one to share the rest of its attention.")
+        message = f"`set_attention`: position {query} attends to no other position, so the row cannot sum to 1."
+        raise InputError(message, option="set_attention", value=query)
     rest = matrix * (wanted / shared.clamp(min=torch.finfo(matrix.dtype).tiny))
     return torch.where(fixed, values, torch.where(changed, rest, matrix))

@@ -1,26 +1,25 @@
-"""What if a part were different? Edits from outside, through hooks that are gone when the block ends.
+"""Run a model with parts changed: `with what_if(model, remove_heads={...}): model(...)`.
 
-The model's code knows nothing of them, other threads that use the same model are not touched, and what `tracing` shows
-inside the block is what really ran.
+Hooks change the passes of this thread inside the block. `tracing` inside the block shows the changed values.
 """
 
 import difflib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from sightline.errors import TraceError
+from sightline.model.hooks import After, Before, hooks
 from sightline.model.mask import Mask
+from sightline.model.protocol import Model
 from sightline.model.transformer import (
     Embedding,
     FeedForward,
-    Model,
     MultiHeadAttention,
     Positions,
     Residual,
@@ -31,45 +30,48 @@ from sightline.trace.steps import AttentionEdit, spell_out
 __all__ = ["PARTS", "WhatIf", "active_what_if", "require_model", "what_if"]
 
 PARTS = {
-    "positions": "tokens no longer say where they stand",
+    "positions": "tokens carry no position",
     "scale": "scores are not divided by √d_k",
-    "look-ahead-mask": "target positions see later ones",
+    "look-ahead-mask": "target positions attend to later ones",
     "residuals": "a sub-layer's output replaces its input instead of being added to it",
-    "norms": "vectors pass unnormalised",
+    "norms": "vectors are not normalised",
     "feed-forward": "the feed-forward networks add nothing",
 }
-"""What can be switched off."""
+"""The parts that `without` can switch off."""
 
-_active: dict[tuple[int, int], "WhatIf"] = {}  # by thread and model
+_active = threading.local()  # by the id of the model
 
 
 def active_what_if(model: nn.Module) -> "WhatIf | None":
-    """The edits of a model that are in force on this thread."""
-    return _active.get((threading.get_ident(), id(model)))
+    """Return the edits of a model that are active on this thread."""
+    found: WhatIf | None = _active.__dict__.get(str(id(model)))
+    return found
 
 
 class WhatIf:
-    """The edits of one block: what is off where, and what is different in which attention module."""
+    """The edits of one block: the parts that are off, and the changes to attention modules."""
 
     def __init__(self, off: Mapping[str, tuple[str, ...]], attention: Mapping[str, AttentionEdit]) -> None:
         self._off = off
         self._attention = attention
-        self.positions: dict[str, Tensor] = {}  # by stack: where the tokens of the pass that runs now stand
+        self.positions: dict[str, Tensor] = {}
+        """By stack: the positions of the tokens of the pass that runs now."""
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is different at all."""
+        """Whether nothing is changed."""
         return not self._off and all(edit == AttentionEdit() for edit in self._attention.values())
 
     def is_off(self, part: str, path: str) -> bool:
+        """Return whether a part is off in the module at this path."""
         return any(f"{path}.".startswith(prefix) for prefix in self._off.get(part, ()))
 
     def edit(self, path: str) -> AttentionEdit | None:
-        """What is different in the attention module at this path."""
+        """Return the changes to the attention module at this path."""
         return self._attention.get(path)
 
     def query_positions(self, path: str, q: Tensor) -> Tensor | None:
-        """Where the queries of an attention module stand; beams of one sentence follow one another."""
+        """Return the positions of an attention module's queries. The beams of a sentence may share one row."""
         positions = self.positions.get(path.partition(".")[0])
         return None if positions is None else positions.reshape(-1, q.shape[2]).expand(q.shape[0], -1)
 
@@ -86,45 +88,41 @@ def what_if(
 ) -> Iterator[WhatIf]:
     """Run the block with parts of the model removed or changed.
 
-    `remove_heads`, `average_heads` and `scale_heads` name attention modules by their dotted path and heads by number:
-    removed heads put out zeros, averaged ones look equally at all they may see, scaled ones are multiplied, all before
-    W^O. `set_attention` sets probabilities by (head, query position, key position); the other cells of the row share
-    what is left. `without` switches parts off, everywhere ("norms") or below a path ("norms@encoder.layers.0").
+    `remove_heads`, `average_heads` and `scale_heads` name attention modules by dotted path and heads by number: removed
+    heads return zeros, averaged heads attend equally to all allowed keys, scaled heads are multiplied, all before W^O.
+    `set_attention` sets probabilities by (head, query position, key position); the other cells of the row are rescaled
+    to sum to 1. `without` switches parts off, everywhere ("norms") or below a path ("norms@encoder.layers.0").
     """
     require_model(model)
     off = _parts_off(model, without)
     edits = _attention_edits(
         model, off, remove_heads or {}, average_heads or {}, scale_heads or {}, set_attention or {}
     )
-    whole, key = WhatIf(off, edits), (threading.get_ident(), id(model))
-    if key in _active:
-        raise TraceError("a what-if is in force for this model already; name all its edits in one what_if(...).")
-    handles: list[RemovableHandle] = []
-    _active[key] = whole
+    whole, key = WhatIf(off, edits), str(id(model))
+    if active_what_if(model) is not None:
+        raise TraceError("Another what_if is active for this model. Pass all edits to one what_if(...).")
+    before, after = [], []
+    for path, module in model.named_modules():
+        own_before, own_after = _hooks(whole, path, module)
+        before += own_before
+        after += own_after
+    _active.__dict__[key] = whole
     try:
-        for path, module in model.named_modules():
-            handles += _install(whole, path, module, key[0])
-        yield whole
-        if not whole.positions and not whole.empty:
-            raise TraceError(
-                "the model did not run inside the what-if: on another thread, or compiled, it is not seen."
-            )
+        with hooks(before, after, prepend=True):  # before those of a trace, which records the changed values
+            yield whole
     finally:
-        del _active[key]
-        for handle in handles:
-            handle.remove()
+        del _active.__dict__[key]
+    if not whole.positions and not whole.empty:
+        raise TraceError("The model did not run inside the what_if, or it ran compiled or on another thread.")
 
 
 def require_model(model: nn.Module) -> None:
-    """Only a whole model can be looked into, and only an eager one: hooks do not fire inside what is compiled."""
+    """Raise an error unless this is a whole, eager model: compiled modules do not call hooks."""
     for path, module in model.named_modules():
-        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-            name = f"its part {path!r}" if path else "it"
-            raise TraceError(f"this model cannot be looked into because {name} is compiled; use the eager model.")
+        if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
+            raise TraceError(f"The module {path or 'model'!r} is compiled and calls no hooks. Use the eager model.")
     if not isinstance(model, Model):
-        raise TraceError(
-            f"a {type(model).__name__} cannot be looked into; give the whole model, as build(...) makes it."
-        )
+        raise TraceError(f"{type(model).__name__} is not a whole model. Pass the model that `build` returns.")
 
 
 def _attention_edits(
@@ -136,74 +134,82 @@ def _attention_edits(
     cells: Mapping[str, Mapping[tuple[int, int, int], float]],
 ) -> dict[str, AttentionEdit]:
     modules = {path: module for path, module in model.named_modules() if isinstance(module, MultiHeadAttention)}
-    for path in (*remove, *average, *scale, *cells):
-        if path not in modules:
-            close = difflib.get_close_matches(path, modules, n=1)
-            raise TraceError(f"there is no attention module {path!r}; did you mean {(close or list(modules))[0]!r}?")
+    options = {"remove_heads": remove, "average_heads": average, "scale_heads": scale, "set_attention": cells}
+    for option, paths in options.items():
+        for path in paths:
+            if path not in modules:
+                close = (difflib.get_close_matches(path, modules, n=1) or list(modules))[0]
+                raise _error(option, path, f"no attention module {path!r}. Did you mean {close!r}?")
     switches, edits = WhatIf(off, {}), {}
     for path, module in modules.items():
         edit = AttentionEdit(
             unscaled=switches.is_off("scale", path),
             look_ahead=switches.is_off("look-ahead-mask", path) and _has("look-ahead-mask", path, module),
-            average=frozenset(_heads(path, module, average.get(path, ()))),
+            average=frozenset(_heads("average_heads", path, module, average.get(path, ()))),
             cells=_cells(path, module, cells.get(path, {})),
-            factors=dict.fromkeys(_heads(path, module, remove.get(path, ())), 0.0),
+            factors=dict.fromkeys(_heads("remove_heads", path, module, remove.get(path, ())), 0.0),
         )
         scaled = scale.get(path, {})
-        for head in _heads(path, module, scaled):
+        for head in _heads("scale_heads", path, module, scaled):
             if head in edit.factors:
-                raise TraceError(f"{path}: head {head} is to be removed and to be scaled; choose one.")
+                raise _error("scale_heads", head, f"head {head} of {path} is also in `remove_heads`. Choose one.")
         edits[path] = replace(edit, factors={**edit.factors, **scaled})
         if module.attend.training and module.attend.dropout and edits[path].changes_probabilities:
-            raise TraceError("attention cannot be edited while it is under dropout; call model.eval() first.")
+            raise TraceError("Attention with dropout cannot be edited. Call `model.eval()` first.")
     return edits
 
 
-def _heads(path: str, module: MultiHeadAttention, heads: Iterable[int]) -> list[int]:
+def _error(option: str, value: object, message: str) -> TraceError:
+    return TraceError(f"`{option}`: {message}", option=option, value=value)
+
+
+def _heads(option: str, path: str, module: MultiHeadAttention, heads: Iterable[int]) -> list[int]:
     if not isinstance(heads, Iterable) or isinstance(heads, str):
-        raise TraceError(f"{path}: heads are named in a list, for example [0, 3], and {heads!r} is none.")
+        raise _error(option, heads, f"the heads of {path} must be a list, for example [0, 3], got {heads!r}.")
     for head in (found := list(heads)):
         if head not in range(module.heads):
-            raise TraceError(f"{path} has heads 0 to {module.heads - 1}, and no head {head!r}.")
+            raise _error(option, head, f"{path} has heads 0 to {module.heads - 1}, but no head {head!r}.")
     return found
 
 
 def _cells(
     path: str, module: MultiHeadAttention, cells: Mapping[tuple[int, int, int], float]
 ) -> dict[tuple[int, int, int], float]:
+    option = "set_attention"
     rows: dict[tuple[int, int], float] = {}
-    for place, probability in cells.items():
-        if not (isinstance(place, tuple) and len(place) == 3 and min(place) >= 0):
-            raise TraceError(f"{path}: a cell is (head, query position, key position), and {place!r} is none.")
+    for cell, probability in cells.items():
+        if not (isinstance(cell, tuple) and len(cell) == 3 and min(cell) >= 0):
+            raise _error(option, cell, f"a cell of {path} is (head, query position, key position), got {cell!r}.")
         if not 0 <= probability <= 1:
-            raise TraceError(f"{path}: attention at {place} must be between 0 and 1, and {probability} is not.")
-        _heads(path, module, place[:1])
-        rows[place[:2]] = rows.get(place[:2], 0.0) + probability
-        if rows[place[:2]] > 1 + 1e-6:
-            raise TraceError(f"{path}: the cells of head {place[0]}, query {place[1]} add up to more than 1.")
+            raise _error(option, probability, f"{path} {cell} must be between 0 and 1, got {probability}.")
+        _heads(option, path, module, cell[:1])
+        rows[cell[:2]] = rows.get(cell[:2], 0.0) + probability
+        if rows[cell[:2]] > 1 + 1e-6:
+            raise _error(option, cell, f"the cells of head {cell[0]}, query {cell[1]} of {path} sum to more than 1.")
     return dict(cells)
 
 
 def _parts_off(model: nn.Module, without: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    option = "without"
     if isinstance(without, str):
-        raise TraceError(f"what to switch off is named in a list: without=[{without!r}].")
+        raise _error(option, without, f"must be a list, [{without!r}], got a string.")
     modules = dict(model.named_modules())
     off: dict[str, tuple[str, ...]] = {}
     for item in without:
         part, _, path = item.partition("@")
         if part not in PARTS:
-            raise TraceError(f"there is no part {part!r} to switch off; known are {', '.join(PARTS)}.")
+            raise _error(option, item, f"invalid part {part!r}. Choose from {', '.join(PARTS)}.")
         if path not in modules:
-            raise TraceError(f"there is no module {path!r} to switch {part} off in.")
+            raise _error(option, item, f"the model has no module {path!r}.")
         prefix = f"{path}." if path else ""
         if not any(_has(part, name, module) for name, module in modules.items() if f"{name}.".startswith(prefix)):
-            raise TraceError(f"there is nothing of {part!r} in {path or 'this model'!r} to switch off.")
+            raise _error(option, item, f"{path or 'this model'} has no {part!r} to switch off.")
         off[part] = (*off.get(part, ()), prefix)
     return off
 
 
 def _has(part: str, path: str, module: nn.Module) -> bool:
-    """Whether a module is one that a switch works on."""
+    """Return whether a switch applies to a module."""
     kinds: dict[str, type[nn.Module]] = {
         "positions": Positions,
         "scale": MultiHeadAttention,
@@ -215,59 +221,45 @@ def _has(part: str, path: str, module: nn.Module) -> bool:
     return isinstance(module, kinds[part]) and (part != "look-ahead-mask" or path.startswith("decoder."))
 
 
-Change = Callable[[Any, Any], Any]
-
-
-def _install(whole: WhatIf, path: str, module: nn.Module, thread: int) -> list[RemovableHandle]:
-    """The hooks that a module needs. They run before those of a trace, which then sees what really went on."""
-
-    def after(target: nn.Module, change: Change) -> RemovableHandle:
-        def hook(_: nn.Module, args: Any, output: Any) -> Any:
-            return change(args, output) if threading.get_ident() == thread else None
-
-        return target.register_forward_hook(hook, prepend=True)
-
-    def before(target: nn.Module, change: Callable[[Any], Any]) -> RemovableHandle:
-        def hook(_: nn.Module, args: Any) -> Any:
-            return change(args) if threading.get_ident() == thread else None
-
-        return target.register_forward_pre_hook(hook, prepend=True)
-
-    handles: list[RemovableHandle] = []
+def _hooks(
+    whole: WhatIf, path: str, module: nn.Module
+) -> tuple[list[tuple[nn.Module, Before]], list[tuple[nn.Module, After]]]:
+    """Return the functions to call before and after a module and its parts."""
+    before: list[tuple[nn.Module, Before]] = []
+    after: list[tuple[nn.Module, After]] = []
     if isinstance(module, Embedding):
         stack = path.partition(".")[0]
-        handles.append(before(module, lambda args: whole.positions.update({stack: args[1]})))
+        before.append((module, lambda args: whole.positions.update({stack: args[1]})))
     elif isinstance(module, Positions) and whole.is_off("positions", path):
-        nothing = _no_turn if path.endswith("rotary") else torch.zeros_like
-        handles.append(after(module, lambda _, rows: nothing(rows)))
+        nothing = _no_rotation if path.endswith("rotary") else torch.zeros_like
+        after.append((module, lambda _, rows: nothing(rows)))
     elif isinstance(module, FeedForward) and whole.is_off("feed-forward", path):
-        handles.append(after(module, lambda _, output: torch.zeros_like(output)))
+        after.append((module, lambda _, output: torch.zeros_like(output)))
     elif isinstance(module, nn.LayerNorm) and whole.is_off("norms", path):
-        handles.append(after(module, lambda args, _: args[0]))
+        after.append((module, lambda args, _: args[0]))
     elif isinstance(module, Residual) and whole.is_off("residuals", path):
-        kept: list[Tensor] = []  # what the sub-layer put out, between its dropout and the sum
-        handles.append(after(module.dropout, lambda _, output: kept.append(output)))
+        kept: list[Tensor] = []  # the sub-layer's output, between its dropout and the sum
+        after.append((module.dropout, lambda _, output: kept.append(output)))
         if module.pre:
-            handles.append(after(module, lambda *_: kept.pop()))
+            after.append((module, lambda *_: kept.pop()))
         else:
-            handles.append(before(module.norm, lambda _: (kept.pop(),)))
+            before.append((module.norm, lambda _: (kept.pop(),)))
     elif isinstance(module, MultiHeadAttention):
         edit = whole.edit(path)
         if edit is not None and edit != AttentionEdit():
-            handles.append(after(module.attend, lambda args, z: _attend(whole, path, edit, args, z)))
-    return handles
+            after.append((module.attend, lambda args, z: _attend(whole, path, edit, args, z)))
+    return before, after
 
 
-def _attend(
-    whole: WhatIf, path: str, edit: AttentionEdit, args: tuple[Tensor, Tensor, Tensor, Mask], z: Tensor
-) -> Tensor:
+def _attend(whole: WhatIf, path: str, edit: AttentionEdit, args: Sequence[Any], z: Tensor) -> Tensor:
     q, k, v, mask = args
     if not edit.changes_probabilities:
-        return edit.apply_factors(z)  # the other heads stay bit for bit what they were
+        return edit.apply_factors(z)  # the other heads do not change by a bit
+    assert isinstance(mask, Mask)  # noqa: S101 - for mypy
     return spell_out(q, k, v, mask, edit, whole.query_positions(path, q)).z.to(z.dtype)
 
 
-def _no_turn(waves: Tensor) -> Tensor:
-    """Sine 0 and cosine 1 in every pair of channels."""
-    sine, cosine = waves.chunk(2, dim=-1)
+def _no_rotation(rotary: Tensor) -> Tensor:
+    """Return sine 0 and cosine 1 for every pair of channels."""
+    sine, cosine = rotary.chunk(2, dim=-1)
     return torch.cat([torch.zeros_like(sine), torch.ones_like(cosine)], dim=-1)

@@ -1,10 +1,8 @@
 """Linear layers: fused activation for training on a GPU, memory layout for decoding on a CPU, autocast."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 __all__ = ["column_major_weights", "linear_activation", "to_autocast"]
@@ -16,13 +14,15 @@ def to_autocast(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
-def linear_activation(x: Tensor, linear: nn.Linear, activation: Callable[[Tensor], Tensor]) -> Tensor:
+def linear_activation(x: Tensor, linear: nn.Linear, activation: nn.Module) -> Tensor:
     """Compute activation(linear(x)). Compiled for a GPU, the matrix product applies ReLU before it writes."""
-    if activation is F.relu and x.is_cuda and torch.compiler.is_compiling() and torch.is_autocast_enabled("cuda"):
+    fused = x.is_cuda and torch.compiler.is_compiling() and torch.is_autocast_enabled("cuda")
+    if fused and isinstance(activation, nn.ReLU):
         dtype = torch.get_autocast_dtype("cuda")
         weights = (weight.to(dtype) for weight in (linear.weight, linear.bias))
         return torch.ops.sightline.linear_relu(x.to(dtype).flatten(0, -2), *weights).unflatten(0, x.shape[:-1])
-    return activation(linear(x))
+    y: Tensor = activation(linear(x))
+    return y
 
 
 @torch.library.custom_op("sightline::linear_relu", mutates_args=())

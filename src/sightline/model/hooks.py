@@ -1,0 +1,55 @@
+"""Hooks on modules that see only the passes of the thread that installs them."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+__all__ = ["After", "Before", "hooks"]
+
+Before = Callable[[Sequence[Any]], Sequence[Any] | None]
+"""Takes all arguments of `forward`, in order, defaults included. May return other arguments."""
+After = Callable[[Sequence[Any], Any], Any]
+"""Takes all arguments of `forward` and its output. May return another output."""
+
+
+@contextmanager
+def hooks(
+    before: Iterable[tuple[nn.Module, Before]] = (),
+    after: Iterable[tuple[nn.Module, After]] = (),
+    *,
+    prepend: bool = False,
+) -> Iterator[None]:
+    """Call functions before and after modules run on this thread, until the block ends. `prepend`: call them before
+    the hooks that are already there."""
+    thread, handles = get_ident(), list[RemovableHandle]()
+
+    def hook(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(module.forward)
+
+        def called(_: nn.Module, args: Sequence[Any], *rest: Any) -> Any:
+            # Check the thread first: while a hook is added or removed, torch may call it on other threads without the
+            # keyword arguments.
+            if get_ident() != thread:
+                return None
+            kwargs, *output = rest
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            changed = call(list(bound.arguments.values()), *output)
+            return (tuple(changed), {}) if changed is not None and not output else changed
+
+        return called
+
+    try:
+        for module, enter in before:
+            handles.append(module.register_forward_pre_hook(hook(module, enter), with_kwargs=True, prepend=prepend))
+        for module, leave in after:
+            handles.append(module.register_forward_hook(hook(module, leave), with_kwargs=True, prepend=prepend))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,298 @@
+"""Trace a model while it runs: `with tracing(model) as trace: model(...)`.
+
+Hooks on the modules record their inputs and outputs. The steps inside attention are computed again from the q, k, v and
+mask that entered it, and compared with the model's output before they are shown. The model runs its normal code, so its
+output is bit for bit the same.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sightline.errors import TraceError
+from sightline.model.hooks import After, Before, hooks
+from sightline.model.mask import Layout, Mask
+from sightline.model.transformer import (
+    Attend,
+    CrossAttention,
+    Embedding,
+    FeedForward,
+    MultiHeadAttention,
+    Residual,
+    SelfAttention,
+    Stack,
+    rotate,
+    split,
+)
+from sightline.trace.steps import AttentionSteps, spell_out
+from sightline.trace.trace import Trace, difference
+from sightline.trace.what_if import active_what_if, require_model
+
+__all__ = ["tracing"]
+
+VECTORS = ("batch", "position", "d_model")
+MATRIX = ("batch", "head", "query", "key")
+
+
+@contextmanager
+def tracing(model: nn.Module) -> Iterator[Trace]:
+    """Record all passes of this thread through the model inside the block."""
+    require_model(model)
+    if any(module.training and _rate(module) for module in model.modules()):
+        raise TraceError("The model is in training mode and drops random units. Call `model.eval()` first.")
+    watch = _Watch(model)
+    before, after = watch.hooks()
+    with hooks(before, after):
+        yield watch.trace
+    if not watch.trace.names():
+        raise TraceError("No pass was traced. A pass on another thread, or a compiled one, cannot be traced.")
+
+
+def _rate(module: nn.Module) -> float:
+    return module.p if isinstance(module, nn.Dropout) else module.dropout if isinstance(module, Attend) else 0.0
+
+
+class _Watch:
+    """The hooks that fill a trace. Those of a module run after those of its children."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.trace = model, Trace()
+        self.layouts: dict[str, Layout] = {}  # of the pass that runs now
+        self.rows = 0  # of the decoder pass that runs now
+        self.parts: dict[str, dict[str, Tensor]] = {}  # of each embedding
+
+    def hooks(self) -> tuple[list[tuple[nn.Module, Before]], list[tuple[nn.Module, After]]]:
+        """Return the functions to call before and after the modules of the model."""
+        modules = dict(self.model.named_modules())
+        before: list[tuple[nn.Module, Before]] = []
+        before += [(module, self._stack(path)) for path, module in modules.items() if isinstance(module, Stack)]
+        after = [pair for path, module in modules.items() for pair in self._watched(path, module)]
+        return before, [(module, _without_result(call)) for module, call in after]
+
+    def record(self, name: str, axes: tuple[str, ...], value: Tensor) -> None:
+        self.trace.record(name, axes, value, self.layouts)
+
+    def defer(self, name: str, axes: tuple[str, ...], shape: Sequence[int], compute: Callable[[], Tensor]) -> None:
+        self.trace.defer(name, axes, shape, compute, self.layouts)
+
+    def is_off(self, part: str, path: str) -> bool:
+        """Return whether an active what-if has switched this part off."""
+        now = active_what_if(self.model)
+        return now is not None and now.is_off(part, path)
+
+    def _watched(self, path: str, module: nn.Module) -> Iterator[tuple[nn.Module, After]]:
+        if isinstance(module, Stack):
+            if module.rotary is not None:
+                yield module.rotary, self._recorder(f"{path}.rotary", ("batch", "position", "d_k"))
+            yield module, self._recorder(f"{path}.output", VECTORS)
+        elif isinstance(module, Embedding):
+            parts = {"tokens": module.tokens, "positions": module.positions, "segments": module.segments}
+            seen = self.parts.setdefault(path, {})
+            for name, part in parts.items():
+                if part is not None:
+                    yield part, partial(_store, seen, name)
+            yield module, lambda _, x: self._embedding(path, module, x)
+        elif isinstance(module, MultiHeadAttention):
+            yield module.attend, lambda args, z: self._attend(path, args, z)
+            yield module, lambda args, x: self._attention(path, module, args, x)
+        elif isinstance(module, FeedForward):
+            yield module.inner, self._recorder(f"{path}.inner", ("batch", "position", "inner"))
+            yield module.outer, lambda args, _: self.record(f"{path}.units", ("batch", "position", "d_ff"), args[0])
+            yield module, lambda args, x: self._feed_forward(path, module, args[0].detach(), x)
+        elif isinstance(module, Residual):
+            yield module.dropout, self._recorder(f"{path}.sublayer", VECTORS)
+            yield module, lambda args, x: self._residual(path, module, args[0].detach(), x)
+        elif isinstance(module, nn.LayerNorm):
+            yield module, lambda args, x: self._norm(path, module, args[0].detach(), x)
+        elif isinstance(module, nn.Linear) and path == "head":
+            yield module, lambda args, x: self._head(module, args[0].detach(), x)
+        elif isinstance(module, nn.Linear) and path == "classifier":
+            yield module, lambda args, x: self._logits(module, args[0].detach(), x)
+
+    def _recorder(self, name: str, axes: tuple[str, ...]) -> After:
+        return lambda _, output: self.record(name, axes, output)
+
+    def _stack(self, path: str) -> Before:
+        """Keep the layout before anything below is recorded. With a cache, the rows are not whole sentences."""
+
+        def keep(args: Sequence[Any]) -> None:
+            ids, layout, *_, cache = args
+            layout = layout.clone() if isinstance(layout, Tensor) else layout
+            if path == "encoder":
+                self.layouts["source"] = layout
+            else:
+                self.layouts["target"] = layout if cache is None else None
+                self.rows = len(ids)
+
+        return keep
+
+    def _embedding(self, path: str, module: Embedding, x: Tensor) -> None:
+        parts, trace = dict(self.parts[path]), self.trace
+        tokens = parts.pop("tokens")
+        added = {name: rows.expand(tokens.shape) for name, rows in parts.items()}
+
+        def total() -> Tensor:
+            return sum(added.values(), start=tokens * module.scale)
+
+        self.record(f"{path}.tokens", VECTORS, tokens)
+        self.defer(f"{path}.scaled", VECTORS, tokens.shape, lambda: tokens * module.scale)
+        for name, rows in added.items():
+            self.record(f"{path}.{name}", VECTORS, rows)
+        self.defer(f"{path}.sum", VECTORS, tokens.shape, total)
+        self.record(f"{path}.output", VECTORS, x)
+        ran = trace.last(f"{path}.norm.input") if f"{path}.norm.input" in trace else x
+        trace.add_check(f"{path}.sum", ran, total)
+
+    def _attend(self, path: str, args: Sequence[Any], z: Tensor) -> None:
+        # Later steps write to the keys and values of a cache, and the caller may change the layout: copy both.
+        q, k, v = args[0].detach(), args[1].detach().clone(), args[2].detach().clone()
+        mask: Mask = args[3]
+        mask = mask._replace(allowed=None if mask.allowed is None else mask.allowed.clone())
+        now = active_what_if(self.model)
+        edit = None if now is None else now.edit(path)
+        positions = None if now is None else now.query_positions(path, q)
+        z = z.detach()
+        beams = max(self.rows // max(len(q), 1), 1) if ".cross_attention" in path else 1
+
+        def steps() -> AttentionSteps:
+            found = spell_out(q, k, v, mask, edit, positions)
+            _require_equal(f"{path}.z", z, found.z)
+            return found
+
+        def rows(x: Tensor) -> Tensor:
+            """Split the queries of a sentence's beams, which are positions of one row, into rows."""
+            return x.view(len(x), x.shape[1], beams, -1, x.shape[3]).transpose(1, 2).flatten(0, 1)
+
+        self.record(f"{path}.q", ("batch", "head", "query", "d_k"), rows(q))
+        self.record(f"{path}.k", ("batch", "head", "key", "d_k"), k.repeat_interleave(beams, 0))
+        self.record(f"{path}.v", ("batch", "head", "key", "d_k"), v.repeat_interleave(beams, 0))
+        shape = len(q) * beams, q.shape[1], q.shape[2] // beams, k.shape[2]
+        self.defer(f"{path}.scores", MATRIX, shape, lambda: rows(steps().scores))
+        self.defer(f"{path}.scaled", MATRIX, shape, lambda: rows(steps().scaled))
+        self.defer(f"{path}.masked", MATRIX, shape, lambda: rows(steps().masked))
+        self.defer(f"{path}.probabilities", MATRIX, shape, lambda: rows(steps().probabilities))
+        self.record(f"{path}.z", ("batch", "head", "query", "d_k"), rows(z))
+        self.trace.add_check(f"{path}.z", z, lambda: spell_out(q, k, v, mask, edit, positions).z)
+
+    def _attention(self, path: str, module: MultiHeadAttention, args: Sequence[Any], output: Tensor) -> None:
+        x, trace = args[0].detach(), self.trace
+        q, k, v, z = (trace.last(f"{path}.{name}") for name in ("q", "k", "v", "z"))
+        concat = z.transpose(1, 2).flatten(2)
+        self.record(f"{path}.input", VECTORS, x)
+        self.record(f"{path}.concat", VECTORS, concat)
+        self.record(f"{path}.output", VECTORS, output)
+        trace.add_check(f"{path}.output", output, lambda: _linear(module.output, concat))
+        if isinstance(module, SelfAttention):
+            self._self_attention(path, module, args, {"q": q, "k": k, "v": v})
+        elif isinstance(module, CrossAttention):
+            trace.add_check(f"{path}.q", q, lambda: split(_linear(module.query, x), 1, module.heads)[0])
+            if "encoder.output" in trace:
+                memory = trace.last("encoder.output")
+                beams = len(k) // max(len(memory), 1)
+                if (beams * len(memory), memory.shape[1]) == (len(k), k.shape[2]):
+                    trace.add_check(f"{path}.k", k[:: beams or 1], lambda: _projection(module, memory, 0))
+                    trace.add_check(f"{path}.v", v[:: beams or 1], lambda: _projection(module, memory, 1))
+
+    def _self_attention(self, path: str, module: SelfAttention, args: Sequence[Any], ran: Mapping[str, Tensor]) -> None:
+        x, _, rotary, cache = args
+        x, trace = x.detach(), self.trace
+
+        def projected(which: str) -> Tensor:
+            return split(_linear(module.query_key_value, x), 3, module.heads)["qkv".index(which)]
+
+        trace.add_check(f"{path}.q", ran["q"], lambda: rotate(projected("q"), rotary))
+        if cache is None:  # with a cache, the keys and values are also those of earlier steps
+            trace.add_check(f"{path}.k", ran["k"], lambda: rotate(projected("k"), rotary))
+            trace.add_check(f"{path}.v", ran["v"], lambda: projected("v"))
+        if rotary is not None:
+            for which, axis in (("q", "query"), ("k", "key")):
+                axes, shape = ("batch", "head", axis, "d_k"), ran["q"].shape
+                self.defer(f"{path}.{which}_unrotated", axes, shape, partial(projected, which))
+
+    def _feed_forward(self, path: str, module: FeedForward, x: Tensor, output: Tensor) -> None:
+        trace, off = self.trace, self.is_off("feed-forward", path)
+        inner, units = trace.last(f"{path}.inner"), trace.last(f"{path}.units")
+        self.record(f"{path}.input", VECTORS, x)
+        self.record(f"{path}.output", VECTORS, output)
+        trace.add_check(f"{path}.inner", inner, lambda: _linear(module.inner, x))
+        trace.add_check(f"{path}.units", units, lambda: module.activation(inner))
+        trace.add_check(
+            f"{path}.output", output, lambda: torch.zeros_like(output) if off else _linear(module.outer, units)
+        )
+
+    def _residual(self, path: str, module: Residual, x: Tensor, output: Tensor) -> None:
+        sublayer, off = self.trace.last(f"{path}.sublayer"), self.is_off("residuals", path)
+        total = output if module.pre else self.trace.last(f"{path}.norm.input")
+        self.record(f"{path}.input", VECTORS, x)
+        self.record(f"{path}.sum", VECTORS, total)
+        self.record(f"{path}.output", VECTORS, output)
+        self.trace.add_check(f"{path}.sum", total, lambda: sublayer if off else x + sublayer)
+
+    def _norm(self, path: str, module: nn.LayerNorm, x: Tensor, output: Tensor) -> None:
+        off = self.is_off("norms", path)
+
+        def mean() -> Tensor:
+            return x.float().mean(-1)
+
+        def variance() -> Tensor:
+            return x.float().var(-1, correction=0)
+
+        def again() -> Tensor:
+            if off:
+                return x
+            scaled = (x.float() - mean()[..., None]) / (variance()[..., None] + module.eps).sqrt()
+            return (scaled * module.weight + module.bias).detach()
+
+        self.record(f"{path}.input", VECTORS, x)
+        self.defer(f"{path}.mean", ("batch", "position"), x.shape[:-1], mean)
+        self.defer(f"{path}.variance", ("batch", "position"), x.shape[:-1], variance)
+        self.record(f"{path}.output", VECTORS, output)
+        self.trace.add_check(f"{path}.output", output, again)
+
+    def _head(self, module: nn.Linear, x: Tensor, output: Tensor) -> None:
+        self.record("head.output", VECTORS, output)
+        self.trace.add_check("head.output", output, lambda: _linear(module, x))
+
+    def _logits(self, module: nn.Linear, x: Tensor, logits: Tensor) -> None:
+        logits = logits.detach().clone()  # sampling may change them in place
+        axes = ("batch", "position", "vocabulary")
+        self.record("logits", axes, logits)
+        self.defer("probabilities", axes, logits.shape, lambda: logits.float().softmax(-1))
+        self.trace.add_check("logits", logits, lambda: _linear(module, x))
+
+
+def _store(into: dict[str, Tensor], name: str, _: Sequence[Any], rows: Tensor) -> None:
+    into[name] = rows.detach()
+
+
+def _without_result(call: After) -> After:
+    """Let a function only read: what it returns does not change the module's output."""
+
+    def read(args: Sequence[Any], output: Any) -> None:
+        with torch.no_grad():
+            call(args, output)
+
+    return read
+
+
+def _projection(module: CrossAttention, memory: Tensor, which: int) -> Tensor:
+    return split(_linear(module.key_value, memory), 2, module.heads)[which]
+
+
+def _linear(module: nn.Linear, x: Tensor) -> Tensor:
+    """Apply a linear layer without its hooks, in the precision of its weights (autocast may use a lower one)."""
+    return F.linear(x.to(module.weight.dtype), module.weight, module.bias).detach()
+
+
+def _require_equal(name: str, ran: Tensor, again: Tensor) -> None:
+    """Raise an error unless the traced output and the steps computed again agree, up to the precision of the type."""
+    half = ran.dtype in (torch.bfloat16, torch.float16)
+    allowed = (2e-2 if half else 1e-5) * max(1.0, ran.abs().max().item() if ran.numel() else 0.0)
+    found = difference(ran, again)
+    if found > allowed and ran.isfinite().all():
+        raise TraceError(f"{name}: the steps differ by {found:.1e} from the output of the model. Report this as a bug.")
