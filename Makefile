@@ -47,7 +47,7 @@ web/node_modules/.package-lock.json: web/package-lock.json
 
 check: .venv/dev
 	@echo "== Checking: lint, types, fast tests"
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not medium and not browser and not slow" --hypothesis-profile check
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not medium and not browser and not slow" --hypothesis-profile check --skip-shapes
 
 test: .venv/dev web/node_modules/.package-lock.json
 	@echo "== Testing: lint, types, all tests but the slow ones (some minutes)"

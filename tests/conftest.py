@@ -1,7 +1,8 @@
 """Check shapes at every call, choose the hypothesis profile, and sort tests into tiers.
 
 Tiers are marks: `medium` (starts processes, trains, compiles, or needs more than a second), `browser`, and `slow`
-(needs minutes or a download). `make check` runs tests without a mark; `make test` runs all tests except `slow`.
+(needs minutes or a download). `make check` runs tests without a mark, without checks of shapes, which take six times as
+long as the tests themselves; `make test` runs all tests except `slow`.
 """
 
 import os
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
 CHECKED = ["sightline.model", "sightline.search", "sightline.trace", "sightline.train.loss"]
-install_import_hook(CHECKED, "beartype.beartype")
+"""The packages whose signatures are checked."""
 
 settings.register_profile("sightline", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile("check", settings.get_profile("sightline"), max_examples=20)
@@ -39,9 +40,21 @@ MEDIUM_FILES = {
     "product/test_train_cli.py",
     "product/test_translate_cli.py",
     "product/test_worker.py",
+    "unit/test_signatures.py",
 }
 MEDIUM_FIXTURES = {"taught"}
 """They train a model."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of `make check`."""
+    parser.addoption("--skip-shapes", action="store_true", help="do not check the shapes in signatures at every call")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check shapes, before the first test imports a model."""
+    if not config.getoption("skip_shapes"):
+        install_import_hook(CHECKED, "beartype.beartype")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -254,6 +254,7 @@ def test_a_full_cache_raises(static):
         model.step(ids(1, 1), cache)
 
 
+@pytest.mark.medium  # needs the checks of shapes
 def test_invalid_shapes_are_refused():
     model = writer()
     cache = model.start(Inputs(target=ids(3, 1)), capacity=4)

@@ -29,6 +29,7 @@ def blocks(page: Path, *languages: str) -> list[tuple[str, str]]:
     return [(language, code) for language, code in found if language in languages]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_code_and_commands_of_a_page_run(page, tmp_path, monkeypatch):
     """Run the blocks of a page in order, in one folder; check the output that the page shows after a prompt."""
