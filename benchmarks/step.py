@@ -1,18 +1,18 @@
 """One training step (forward, loss, backward, Adam) of Sightline, Hugging Face Marian and torch.nn.Transformer.
 
-The same sizes, the same sentences, the same precision, one after another in one process. Each is timed in several
-rounds and its best round counts, because what disturbs a measurement only ever makes it slower. Sightline's is the step
-that `sightline train` makes: on a GPU compiled, recorded as a CUDA graph, its loss fused with the classifier. The
-others are compiled as a whole, with torch's fused Adam.
+All use the same sizes, sentences and precision, in one process. Each is timed in several rounds and its best round
+counts, because noise only makes a round slower. Sightline runs the step of `sightline train`: on a GPU compiled,
+recorded as a CUDA graph, with the loss fused with the classifier. The others are compiled as a whole, with torch's
+fused Adam.
 
     python benchmarks/step.py --size base                       # on a GPU: bfloat16, sentences of 32 tokens
     python benchmarks/step.py --size base --pairs PAIRS.tsv     # the lengths of real sentences
     python benchmarks/step.py --size tiny --pairs PAIRS.tsv --vocabulary 10000      # on a CPU: float32, eager
 
-PAIRS is a TSV of sentence pairs, plain or compressed (for instance Tatoeba's English-German pairs from
-manythings.org/anki). With real lengths, a token that is padding does not count; the others get batches of like length,
-each sentence in a row of its own, as their own tools make them. Needs the development dependencies (transformers). The
-result goes to benchmarks/results/.
+PAIRS is a TSV of sentence pairs, plain or compressed, for instance Tatoeba's English-German pairs from
+manythings.org/anki. With real lengths, padding does not count as tokens; the others get batches of similar length with
+one sentence per row, as their own tools make them. Needs the development dependencies (transformers). Writes the result
+to benchmarks/results/.
 """
 
 import argparse
@@ -49,7 +49,7 @@ Systems = dict[str, tuple[Callable[[], Go], list[Batch]]]
 
 
 class TorchTransformer(nn.Module):
-    """torch.nn.Transformer with what it leaves to the user: embeddings, positions and classifier."""
+    """torch.nn.Transformer with embeddings, positions and classifier."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class TorchTransformer(nn.Module):
 
 
 def hugging_face(config: Any) -> tuple[nn.Module, Logits]:
-    """Marian with torch's fused attention."""
+    """Return Marian with torch's fused attention."""
     model = MarianMTModel(
         MarianConfig(
             vocab_size=config.vocab_size,
@@ -104,13 +104,13 @@ def hugging_face(config: Any) -> tuple[nn.Module, Logits]:
 
 
 def torch_transformer(config: Any) -> tuple[nn.Module, Logits]:
-    """torch's own."""
+    """Return torch.nn.Transformer."""
     model = TorchTransformer(config)
     return model, model
 
 
 def sightline(config: Any, device: torch.device) -> Go:
-    """The step of `sightline train`."""
+    """Return the step of `sightline train`."""
     cuda = device.type == "cuda"
     model = build(config).to(device).train()
     options = TrainConfig(optimizer="adamw", smoothing=0.1)
@@ -120,7 +120,7 @@ def sightline(config: Any, device: torch.device) -> Go:
 
 
 def other(model: nn.Module, logits: Logits, device: torch.device, dynamic: bool | None) -> Go:
-    """A plain loop around another model, compiled where there is a GPU."""
+    """Return a training step for another model, compiled on a GPU."""
     cuda = device.type == "cuda"
     model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -142,10 +142,10 @@ def other(model: nn.Module, logits: Logits, device: torch.device, dynamic: bool 
 
 
 def measure(systems: Systems, rounds: int) -> Iterator[tuple[str, float, float]]:
-    """Of each system: seconds of its best round over all its batches, and the peak of memory in GiB (on a GPU).
+    """Yield the name of each system, the seconds of its best round, and its peak memory in GiB (on a GPU).
 
-    On a GPU one system is measured after another, as they would share its memory. On a CPU they take turns, round by
-    round: what disturbs one then disturbs all.
+    On a GPU, systems are measured one after another, because they would share its memory. On a CPU they take turns
+    round by round, so that noise affects all of them.
     """
     if torch.cuda.is_available():
         for name, system in systems.items():
@@ -181,14 +181,14 @@ def _now() -> float:
     return time.perf_counter()
 
 
-def made_up(tokens: int, length: int, words: int, device: torch.device, count: int) -> list[Batch]:
-    """The same batch of random sentences, some times over."""
+def random_batches(tokens: int, length: int, words: int, device: torch.device, count: int) -> list[Batch]:
+    """Return a batch of random sentences, `count` times."""
     source, given, wanted = (torch.randint(4, words, (tokens // length, length), device=device) for _ in range(3))
     return [Batch(source, None, given, wanted, None, tokens)] * count
 
 
-def real(path: Path, tokens: int, words: int, shared: bool, count: int) -> list[Batch]:
-    """Batches of real sentences: sharing rows, or of like length in rows of their own (a multiple of 8 long)."""
+def real_batches(path: Path, tokens: int, words: int, shared: bool, count: int) -> list[Batch]:
+    """Return batches of real sentences, packed into rows or padded."""
     corpus, folder = Table(path), Path(tempfile.gettempdir()) / "sightline-benchmark"
     tokenizer = Tokenizer.train((text for pair in read_pairs(corpus) for text in pair), min(words, 16_000))
     feed = Feed([prepare([corpus], tokenizer, folder)], budget=tokens, seed=1, rows="shared" if shared else "padded")
@@ -196,22 +196,22 @@ def real(path: Path, tokens: int, words: int, shared: bool, count: int) -> list[
 
 
 def useful(batches: list[Batch]) -> int:
-    """Tokens that are not padding, on both sides."""
+    """Count the tokens of both sides without padding."""
     sides = [side for batch in batches for side in (batch.source, batch.target_in) if side is not None]
     return sum(int((side != PAD).sum()) for side in sides)
 
 
 def main() -> None:
-    """Measure, print a table, keep the result."""
+    """Measure, print a table and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="base", help="a preset: tiny, base, big")
-    parser.add_argument("--tokens", type=int, help="tokens a step on each side; 25,600 on a GPU, 2,048 on a CPU")
-    parser.add_argument("--length", type=int, default=32, help="tokens in each made-up sentence")
-    parser.add_argument("--pairs", type=Path, help="take the sentences of this file instead")
-    parser.add_argument("--vocabulary", type=int, default=32_768, help="words of the models")
+    parser.add_argument("--tokens", type=int, help="tokens per step and side; 25,600 on a GPU, 2,048 on a CPU")
+    parser.add_argument("--length", type=int, default=32, help="tokens of each random sentence")
+    parser.add_argument("--pairs", type=Path, help="use the sentences of this file")
+    parser.add_argument("--vocabulary", type=int, default=32_768, help="vocabulary size of the models")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--batches", type=int, default=5, help="steps in a round")
-    parser.add_argument("--without", nargs="*", default=[], help="systems to leave out, by a part of their name")
+    parser.add_argument("--batches", type=int, default=5, help="steps per round")
+    parser.add_argument("--without", nargs="*", default=[], help="systems to skip, by a part of their name")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -223,10 +223,10 @@ def main() -> None:
     config = load(options.size, sets=[f"model.vocab_size={options.vocabulary}"]).model
     if options.pairs:
         sharing = device.type == "cuda"
-        own = real(options.pairs, tokens, options.vocabulary, sharing, options.batches)
-        theirs = real(options.pairs, tokens, options.vocabulary, False, options.batches)
+        own = real_batches(options.pairs, tokens, options.vocabulary, sharing, options.batches)
+        theirs = real_batches(options.pairs, tokens, options.vocabulary, False, options.batches)
     else:
-        own = theirs = made_up(tokens, options.length, options.vocabulary, device, options.batches)
+        own = theirs = random_batches(tokens, options.length, options.vocabulary, device, options.batches)
     dynamic = True if options.pairs else None
     systems: Systems = {
         "Sightline": (lambda: sightline(config, device), own),

@@ -1,4 +1,4 @@
-"""Adam is torch's; Muon's moves are orthogonal and of the size they should have."""
+"""Adam equals torch's; Muon's updates are orthogonal and of the expected size."""
 
 import copy
 
@@ -16,7 +16,7 @@ def gradients(model):
 
 
 def between_layers(model):
-    """Matrices that are neither embeddings nor the classifier, by where they stand."""
+    """Return the matrices that are neither embeddings nor the classifier."""
     outer = [model.classifier.weight]
     for module in model.modules():
         if hasattr(module, "tokens"):
@@ -26,7 +26,7 @@ def between_layers(model):
 
 @every_variant
 @pytest.mark.parametrize("make", [translator, writer, reader])
-def test_weight_decay_is_for_matrices_between_layers(variant, make):
+def test_weight_decay_applies_to_matrices_between_layers(variant, make):
     model = make(variant)
     (adam,) = make_optimizers(model, TrainConfig(weight_decay=0.1), torch.tensor(0.01))
     decayed, others = (group["params"] for group in adam.param_groups)
@@ -40,7 +40,7 @@ def test_weight_decay_is_for_matrices_between_layers(variant, make):
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
-def test_adam_is_torchs(name):
+def test_adam_equals_torch(name):
     torch.manual_seed(0)
     model = translator("biased")
     other = copy.deepcopy(model)
@@ -57,7 +57,7 @@ def test_adam_is_torchs(name):
         gradients(model)
         for a, b in zip(model.parameters(), other.parameters(), strict=True):
             b.grad = a.grad.clone()
-        rate.fill_(0.01 / step)  # whoever trains writes into it
+        rate.fill_(0.01 / step)  # the training step writes into it
         for group in theirs.param_groups:
             group["lr"] = 0.01 / step
         ours.step()
@@ -69,24 +69,24 @@ def test_adam_is_torchs(name):
 @pytest.mark.parametrize("shape", [(3, 32, 32), (2, 48, 16), (4, 16, 48), (1, 128, 40)])
 @pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
 def test_orthogonal_has_singular_values_near_one(shape, size):
-    """As far as they are not lost: random matrices have none near zero, whatever their size."""
+    """For matrices without singular values near zero, whatever their size."""
     matrices = torch.randn(shape) * size
     left, _, right = torch.linalg.svd(matrices, full_matrices=False)
-    if shape[1] == shape[2]:  # a square one may have a singular value near zero; give it others
+    if shape[1] == shape[2]:  # a random square matrix may have one near zero
         matrices = left @ torch.diag_embed(torch.linspace(0.1, 1, shape[1]).expand(shape[0], -1)) @ right * size
     found = orthogonalize(matrices)
     values = torch.linalg.svdvals(found)
     assert values.min() > 0.6
     assert values.max() < 1.3
-    # the directions are those of the matrix: what is between them is a diagonal
+    # the singular vectors are those of the matrix: the product with them is diagonal
     between = left.mT @ found @ right.mT
     off = between - torch.diag_embed(between.diagonal(dim1=-2, dim2=-1))
     assert off.abs().max() <= 1e-3
     assert (between.diagonal(dim1=-2, dim2=-1) > 0.6).all()
 
 
-def move(named, given, steps=1, **options):
-    """The weights after steps with these gradients."""
+def updated(named, given, steps=1, **options):
+    """Return the weights after steps of Muon with these gradients."""
     muon = Muon(named, torch.tensor(0.1), **options)
     for _ in range(steps):
         for name, weight in named.items():
@@ -95,7 +95,7 @@ def move(named, given, steps=1, **options):
     return {name: weight.detach().clone() for name, weight in named.items()}
 
 
-def test_matrices_that_are_stacked_are_moved_one_by_one():
+def test_stacked_matrices_are_updated_one_by_one():
     torch.manual_seed(0)
     stacked = {"a.query_key_value.weight": 3, "a.key_value.weight": 2, "a.output.weight": 1}
     weights = {name: torch.randn(parts * 16, 16) for name, parts in stacked.items()}
@@ -104,37 +104,37 @@ def test_matrices_that_are_stacked_are_moved_one_by_one():
     for name, parts in stacked.items():
         for i, (weight, gradient) in enumerate(zip(weights[name].chunk(parts), given[name].chunk(parts), strict=True)):
             apart[f"{name}.{i}.weight"], given_apart[f"{name}.{i}.weight"] = weight.clone(), gradient
-    together = move(weights, given, steps=3, weight_decay=0.1)
-    one_by_one = move(apart, given_apart, steps=3, weight_decay=0.1)
+    together = updated(weights, given, steps=3, weight_decay=0.1)
+    one_by_one = updated(apart, given_apart, steps=3, weight_decay=0.1)
     for name, parts in stacked.items():
         expected = torch.cat([one_by_one[f"{name}.{i}.weight"] for i in range(parts)])
         assert difference(together[name], expected) <= 1e-6
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (64, 16), (16, 64)])
-def test_a_step_of_muon_has_the_size_of_one_of_adam(shape):
-    """Root mean square 0.2 times the rate, whatever the gradient's size: singular values of about 1, times
-    0.2·√longer, are min(shape) squares of that in as many cells as the matrix has."""
+def test_muon_update_has_the_size_of_an_adam_update(shape):
+    """The root mean square is 0.2 times the rate, whatever the size of the gradient: min(shape) singular values of
+    about 0.2·√max(shape), spread over all entries."""
     torch.manual_seed(0)
     for size in (1e-3, 1e3):
         weight = torch.zeros(shape)
-        after = move({"a.inner.weight": weight}, {"a.inner.weight": size * torch.randn(shape)})["a.inner.weight"]
+        after = updated({"a.inner.weight": weight}, {"a.inner.weight": size * torch.randn(shape)})["a.inner.weight"]
         assert after.square().mean().sqrt().item() == pytest.approx(0.1 * 0.2, rel=0.3)
         values = torch.linalg.svdvals(after) / (0.1 * 0.2 * max(shape) ** 0.5)
         assert values.max() < 1.3
 
 
-def test_weight_decay_of_muon_pulls_towards_zero_apart_from_the_gradient():
+def test_weight_decay_of_muon_is_decoupled_from_the_gradient():
     torch.manual_seed(0)
     start, given = torch.randn(16, 16), {"a.inner.weight": torch.randn(16, 16)}
-    plain = move({"a.inner.weight": start.clone()}, given)["a.inner.weight"]
-    decayed = move({"a.inner.weight": start.clone()}, given, weight_decay=0.5)["a.inner.weight"]
+    plain = updated({"a.inner.weight": start.clone()}, given)["a.inner.weight"]
+    decayed = updated({"a.inner.weight": start.clone()}, given, weight_decay=0.5)["a.inner.weight"]
     assert difference(decayed, plain - 0.1 * 0.5 * start) <= 1e-6
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS)[:3])
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
-def test_what_is_told_and_restored_goes_on_the_same(name, variant):
+def test_loaded_state_continues_exactly(name, variant):
     torch.manual_seed(0)
     model = translator(variant)
     config, rate = TrainConfig(optimizer=name, weight_decay=0.1), torch.tensor(0.01)
@@ -144,27 +144,27 @@ def test_what_is_told_and_restored_goes_on_the_same(name, variant):
         for optimizer in optimizers:
             optimizer.step()
     names = {parameter: parameter_name for parameter_name, parameter in model.named_parameters()}
-    told = {key: value.clone() for key, value in optimizer_state(optimizers, names).items()}
-    assert {key.rpartition(".")[0] for key in told} == set(names.values())
+    saved = {key: value.clone() for key, value in optimizer_state(optimizers, names).items()}
+    assert {key.rpartition(".")[0] for key in saved} == set(names.values())
 
     other = copy.deepcopy(model)
     others = make_optimizers(other, config, rate)
     other_names = {parameter: parameter_name for parameter_name, parameter in other.named_parameters()}
-    before = {key: value.clone() for key, value in told.items()}
-    load_optimizer_state(others, other_names, told)
+    before = {key: value.clone() for key, value in saved.items()}
+    load_optimizer_state(others, other_names, saved)
     again = optimizer_state(others, other_names)
-    assert again.keys() == told.keys()
-    assert all(torch.equal(again[key], told[key]) for key in told)
+    assert again.keys() == saved.keys()
+    assert all(torch.equal(again[key], saved[key]) for key in saved)
     gradients(model)
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         b.grad = a.grad.clone()
     for optimizer in (*optimizers, *others):
         optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-    assert all(torch.equal(told[key], before[key]) for key in told)  # what was told is a copy of what goes on
+    assert all(torch.equal(saved[key], before[key]) for key in saved)  # the loaded state is a copy
 
 
-def test_a_model_with_these_optimizers_learns():
+def test_model_learns_with_each_optimizer():
     for name, peak in (("adam", 0.01), ("adamw", 0.01), ("muon", 0.01)):
         torch.manual_seed(0)
         model, source, target = translator(dropout=0.0), ids(4, 6), ids(4, 5)
