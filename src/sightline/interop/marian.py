@@ -1,11 +1,9 @@
-"""Models that Marian itself has written (marian-nmt.github.io), as OPUS-MT releases them: the same numbers, in our
-words.
+"""Read models in the format of Marian (marian-nmt.github.io), as OPUS-MT releases them.
 
-What is computed is what Marian's own program computes. Hugging Face's port of it, which `hugging_face` reads, differs
-in two small things: Marian's timescales end in 10000 exactly (as tensor2tensor's do), and the epsilon of its norms is
-1e-6. An option that means something we do not compute is refused by name rather than half understood. Such are pre-norm
-(Marian's search does not normalise the keys and values of earlier tokens, its training does) and gelu (which changed
-between its versions).
+The imported model computes the same as Marian's program. Hugging Face's port, which `hugging_face` reads, differs in
+two details: Marian's timescales end at exactly 10000 (as in tensor2tensor), and the epsilon of its norms is 1e-6.
+Unsupported options are refused by name. Among these are pre-norm (Marian normalises the keys and values of earlier
+tokens in training, but not in search) and gelu (which changed between versions).
 """
 
 from collections.abc import Iterator
@@ -31,7 +29,7 @@ __all__ = ["read_marian"]
 Weights = dict[str, Tensor]
 
 OPTIONS = "special:model.yml"
-"""The parameter that is none: the options of the model, as the bytes of a YAML text that ends in a zero."""
+"""An entry that is not a weight: the options of the model, as the bytes of a YAML text that ends in a zero."""
 KNOWN: dict[str, tuple[Any, ...]] = {
     "type": ("transformer",),
     "right-left": (False,),
@@ -48,37 +46,37 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "transformer-ffn-depth": (2,),
     "transformer-decoder-ffn-depth": (0, 2),
 }
-"""The values of options that we compute, the usual one first. What only training knows (dropout) is written `d`."""
+"""Supported values of options, the default first. `d` is dropout, which has an effect in training only."""
 FREE = {
     "transformer-heads",
     "transformer-dim-ffn",
     "transformer-decoder-dim-ffn",
-    "transformer-depth-scaling",  # of the first weights
-    "transformer-guided-alignment-layer",  # of training
+    "transformer-depth-scaling",  # initialisation
+    "transformer-guided-alignment-layer",  # training
     "transformer-dropout",
     "transformer-dropout-attention",
     "transformer-dropout-ffn",
-    "transformer-dim-aan",  # four of average attention, which is refused
+    "transformer-dim-aan",  # this and the next three: average attention, which is refused
     "transformer-aan-depth",
     "transformer-aan-activation",
     "transformer-aan-nogate",
 }
-"""Options of Transformers that may have any value. Others may only say no."""
-OWN_START = "<marian:s>"
-"""Where a vocabulary has an entry <s>, it is called this: Marian's answers never begin with it, but with zeros."""
+"""Options of Transformers that may have any value. All others must be false."""
+RENAMED_START = "<marian:s>"
+"""The name of an entry <s>. Marian's answers begin with a zero vector, not with this token."""
 
 
 @torch.no_grad()
 def read_marian(folder: Path | str) -> tuple[EncoderDecoder, Tokenizer]:
-    """A model of Marian, and its vocabulary, from a folder as OPUS-MT's archives unpack, ready for use (`eval`).
+    """Return the model and the tokenizer in a folder, such as an unpacked archive of OPUS-MT, in evaluation mode.
 
-    The weights are its one file `*.npz`; of several, the one that has `best` in its name (what an optimizer left does
-    not count). The vocabulary is its one `*vocab.yml`, or `*src.vocab.yml` and `*trg.vocab.yml`, and `source.spm` and
-    `target.spm` cut the text (or one `*.spm` both). Without a list, sentencepiece's own numbers are the vocabulary.
+    The weights are the only file `*.npz` apart from `*.optimizer.npz`, or the one with `best` in its name. The
+    vocabulary is `*vocab.yml`, or `*src.vocab.yml` and `*trg.vocab.yml`; without these, ids are those of sentencepiece.
+    `source.spm` and `target.spm` split the text, or one `*.spm` both sides.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: there is no such folder.")
+        raise CheckpointError(f"{folder}: no such folder.", value=folder)
     parameters = Parameters(_weights_file(folder))
     options = _options(parameters)
     source, target = _vocabularies(folder)
@@ -87,7 +85,7 @@ def read_marian(folder: Path | str) -> tuple[EncoderDecoder, Tokenizer]:
     model = EncoderDecoder(config)
     set_weights(model, weights, parameters.where)
     ours = to_internal_order(model, tokenizer, start=None)
-    assert isinstance(ours, EncoderDecoder)  # noqa: S101 - it is of the same kind
+    assert isinstance(ours, EncoderDecoder)  # noqa: S101
     return ours, tokenizer
 
 
@@ -99,57 +97,58 @@ def _weights_file(folder: Path) -> Path:
     if len(found) > 1:
         found = [path for path in found if "best" in path.name] or found
     if not found:
-        raise CheckpointError(f"{folder}: there is no model of Marian here; one has a file *.npz.")
+        raise CheckpointError(f"{folder}: no Marian model found: *.npz is missing.", value=folder)
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
-        raise CheckpointError(f"{folder}: which model is meant is not clear ({names}); leave one, or call it *best*.")
+        raise CheckpointError(f"{folder}: several models: {names}. Keep one, or name it *best*.", value=folder)
     return found[0]
 
 
 class Parameters:
-    """What an npz file holds. Each is taken once, by its name and its shape."""
+    """The arrays of an npz file. Each is taken once, by its name and shape."""
 
     def __init__(self, path: Path) -> None:
         self.where = str(path)
         try:
-            with path.open("rb") as file:  # numpy would leave it open where it fails
+            with path.open("rb") as file:  # numpy leaves the file open after an error
                 archive = np.load(file, allow_pickle=False)
                 self._left: dict[str, NDArray[Any]] = {name: archive[name] for name in archive.files}
-        except Exception as error:  # there are many ways in which zipfile, zlib and numpy fail on what is damaged
-            raise CheckpointError(f"{path}: the weights cannot be read: {_reason(error)}.") from None
+        except Exception as error:  # zipfile, zlib and numpy raise many classes for damaged files
+            raise CheckpointError(f"{path}: cannot be read: {_reason(error)}.", value=path) from None
 
     def options(self) -> bytes:
         if OPTIONS not in self._left:
-            raise CheckpointError(f"{self.where}: there are no options of a model of Marian in it ({OPTIONS!r}).")
+            raise self._error(OPTIONS, "not found")
         return self._left.pop(OPTIONS).tobytes().rstrip(b"\0")
 
     def has(self, name: str) -> bool:
         return name in self._left
 
     def rows(self, name: str) -> int:
-        """How many a matrix has; of what is no matrix, 0, which fits nothing."""
+        """Return the number of rows of a matrix; 0 for anything else."""
         return len(self._left[name]) if name in self._left and self._left[name].ndim == 2 else 0
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Marian writes a vector as a matrix of one row."""
+        """Remove and return an array. Marian writes a vector as a matrix of one row."""
         if name not in self._left:
-            raise CheckpointError(f"{self.where}: the weights lack {name!r}, which the model's options ask for.")
+            raise self._error(name, "missing weight")
         found = self._left.pop(name)
         if found.shape not in (shape, (1, *shape)):
-            shapes = f"{found.shape} where the model's options ask for {shape}"
-            raise CheckpointError(f"{self.where}: {name!r} has the shape {shapes}.")
+            raise self._error(name, f"expected shape {shape}, got {found.shape}")
         if not np.issubdtype(found.dtype, np.floating):
-            raise CheckpointError(f"{self.where}: {name!r} has numbers of the kind {found.dtype}, not floats.")
+            raise self._error(name, f"expected floats, got {found.dtype}")
         return torch.from_numpy(np.ascontiguousarray(found, dtype=np.float32).reshape(shape))
 
     def done(self) -> None:
         if self._left:
-            name = min(self._left)
-            raise CheckpointError(f"{self.where}: the weights have {name!r}, which is not known in such a model.")
+            raise self._error(min(self._left), "unknown weight")
+
+    def _error(self, name: str, problem: str) -> CheckpointError:
+        return CheckpointError(f"{self.where}: {name!r}: {problem}.", value=name)
 
 
 def _reason(error: Exception) -> str:
-    """Why, on one line."""
+    """Return an error message on one line."""
     return (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
 
 
@@ -157,74 +156,78 @@ def _reason(error: Exception) -> str:
 
 
 def _options(parameters: Parameters) -> dict[str, Any]:
-    """The options of a model, once all of them mean something that we compute."""
+    """Return the options of a model, all of them supported."""
     where, yaml = parameters.where, optional_import("yaml", extra="export")
     try:
         options = yaml.safe_load(parameters.options().decode())
     except (yaml.YAMLError, ValueError, RecursionError):
         options = None
     if not isinstance(options, dict):
-        raise CheckpointError(f"{where}: the options in it ({OPTIONS!r}) are not readable as YAML.")
+        raise CheckpointError(f"{where}: {OPTIONS!r}: not a YAML mapping.", value=OPTIONS)
     for name, values in KNOWN.items():
         value = options.setdefault(name, values[0])
         if value not in values:
             known = " or ".join(map(repr, values))
-            raise ConfigError(f"{where}: the option {name} = {value!r} is not supported; only {known} is.")
+            raise _unsupported(where, name, value, f"must be {known}")
     for name, value in options.items():
         if str(name).startswith("transformer-") and name not in KNOWN.keys() | FREE and value:
-            raise ConfigError(f"{where}: the option {name} = {value!r} is not supported.")
+            raise _unsupported(where, str(name), value, "is not supported")
     options.setdefault("transformer-decoder-dim-ffn", 0)
     for name in ("dim-emb", "enc-depth", "dec-depth", "transformer-heads", "transformer-dim-ffn"):
         if type(options.get(name)) is not int or options[name] < 1:
-            raise ConfigError(f"{where}: the option {name} = {options.get(name)!r} must be a number above 0.")
+            raise _unsupported(where, name, options.get(name), "must be a positive integer")
     if options["dim-emb"] % 2:
-        raise ConfigError(f"{where}: the option dim-emb = {options['dim-emb']} is odd, which is not supported.")
+        raise _unsupported(where, "dim-emb", options["dim-emb"], "must be even")
     return options
+
+
+def _unsupported(where: str, option: str, value: object, problem: str) -> ConfigError:
+    return ConfigError(f"{where}: `{option}` {problem}, got {value!r}.", option=option, value=value)
 
 
 # --- Vocabularies
 
 
 class Vocabulary(NamedTuple):
-    """Of one side: its pieces by their numbers, and the sentencepiece model that cuts a text into them."""
+    """The vocabulary of one side: its pieces by id, and the sentencepiece model that splits text into them."""
 
     pieces: list[str]
-    cutter: bytes
+    splitter: bytes
     where: str
 
 
 def _vocabularies(folder: Path) -> tuple[Vocabulary, Vocabulary]:
-    """The source's and the target's."""
-    lists, cutters = _lists(folder), [_cutter(folder, side) for side in ("source", "target")]
-    files = lists or cutters
-    models = {path: _read(path) for path in cutters}
-    pieces = {path: _own_pieces(models[path], path) for path in cutters}
+    """Return the vocabularies of source and target."""
+    lists, splitters = _lists(folder), [_splitter(folder, side) for side in ("source", "target")]
+    files = lists or splitters
+    models = {path: _read(path) for path in splitters}
+    pieces = {path: _own_pieces(models[path], path) for path in splitters}
     pieces |= {path: _listed(path) for path in lists}
-    sides = zip(files, cutters, strict=True)
-    source, target = (Vocabulary(pieces[path], models[cutter], str(path)) for path, cutter in sides)
+    sides = zip(files, splitters, strict=True)
+    source, target = (Vocabulary(pieces[path], models[splitter], str(path)) for path, splitter in sides)
     return source, target
 
 
 def _lists(folder: Path) -> list[Path]:
-    """The files that list the pieces of source and target, if there are such; one file is for both."""
+    """Return the files that list the pieces of source and target, if any. One file is for both."""
     found = sorted(folder.glob("*vocab.yml"))
     if len(found) < 2:
         return found * 2
     sides = [path for side in ("src", "trg") for path in found if path.name.endswith(f"{side}.vocab.yml")]
     if len(found) != 2 or len(sides) != 2:
         raise CheckpointError(
-            f"{folder}: there are {len(found)} files *vocab.yml; leave one, or *src.vocab.yml and *trg.vocab.yml."
+            f"{folder}: {len(found)} files *vocab.yml. Keep one, or *src.vocab.yml and *trg.vocab.yml.", value=folder
         )
     return sides
 
 
-def _cutter(folder: Path, side: str) -> Path:
+def _splitter(folder: Path, side: str) -> Path:
     named, found = folder / f"{side}.spm", sorted(folder.glob("*.spm"))
     if named in found:
         return named
     if len(found) == 1 and found[0].name not in ("source.spm", "target.spm"):
         return found[0]
-    raise CheckpointError(f"{folder}: there is no {side}.spm, and what else may cut a text into pieces is not read.")
+    raise CheckpointError(f"{folder}: {side}.spm is missing; other tokenizers are not supported.", value=folder)
 
 
 def _own_pieces(model: bytes, path: Path) -> list[str]:
@@ -233,16 +236,16 @@ def _own_pieces(model: bytes, path: Path) -> list[str]:
 
 
 def _listed(path: Path) -> list[str]:
-    """The pieces that a vocabulary lists, by their numbers."""
+    """Return the pieces of a vocabulary by id."""
     yaml = optional_import("yaml", extra="export")
-    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # it makes strings of all: "no" and "1.5" are pieces
+    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # all values are strings: "no" and "1.5" are pieces
     try:
         found = {int(number): piece for piece, number in yaml.load(_read(path), loader).items()}
     except (yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError):
-        raise CheckpointError(f"{path}: this is no vocabulary of Marian, which has a number for each piece.") from None
+        raise CheckpointError(f"{path}: not a vocabulary of Marian, with an id for each piece.", value=path) from None
     if found.keys() != set(range(len(found))):
         lacking = next(i for i in range(len(found)) if i not in found)
-        raise CheckpointError(f"{path}: the vocabulary has {len(found)} entries, and none of them is number {lacking}.")
+        raise CheckpointError(f"{path}: {len(found)} entries, and none with id {lacking}.", value=path)
     return [found[i] for i in range(len(found))]
 
 
@@ -250,37 +253,39 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from None
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}.", value=path) from None
 
 
 def _tokenizer(source: Vocabulary, target: Vocabulary) -> Tokenizer:
-    """One for both sides, where they are the same."""
+    """Return a tokenizer, joint if both vocabularies are equal."""
     found = _one_side(target)
     return found if source == target else Tokenizer(found.model, target.where, _one_side(source))
 
 
 def _one_side(vocabulary: Vocabulary) -> Tokenizer:
-    pieces = [OWN_START if piece == NAMES[START] else piece for piece in vocabulary.pieces]
-    return Tokenizer.of_pieces(pieces, vocabulary.cutter, vocabulary.where)
+    pieces = [RENAMED_START if piece == NAMES[START] else piece for piece in vocabulary.pieces]
+    return Tokenizer.of_pieces(pieces, vocabulary.splitter, vocabulary.where)
 
 
-# --- From their names to ours
+# --- Weights by our names
 
 
 def _converted(
     parameters: Parameters, options: dict[str, Any], source: Vocabulary, target: Vocabulary
 ) -> tuple[ModelConfig, Weights]:
-    """The model in its own numbering of tokens. All shapes are known to fit before it is built."""
+    """Return the options and weights of the model, in native order. All shapes are checked."""
     d_model, d_ff = options["dim-emb"], options["transformer-dim-ffn"]
     widths = {"encoder": d_ff, "decoder": options["transformer-decoder-dim-ffn"] or d_ff}
     depths = {"encoder": options["enc-depth"], "decoder": options["dec-depth"]}
     ours, tie = _embeddings(parameters, options, source, target)
     for side in ("encoder", "decoder"):
         for i in range(depths[side]):
-            for there, here, wide, deep in _linears(f"{side}_l{i + 1}", f"{side}.layers.{i}", d_model, widths[side]):
-                weights = [parameters.take(f"{a}_W{b}", wide, deep).T for a, b in there]
+            for names, here, inputs, outputs in _linears(
+                f"{side}_l{i + 1}", f"{side}.layers.{i}", d_model, widths[side]
+            ):
+                weights = [parameters.take(f"{a}_W{b}", inputs, outputs).T for a, b in names]
                 ours[f"{here}.weight"] = torch.cat(weights)
-                ours[f"{here}.bias"] = torch.cat([parameters.take(f"{a}_b{b}", deep) for a, b in there])
+                ours[f"{here}.bias"] = torch.cat([parameters.take(f"{a}_b{b}", outputs) for a, b in names])
             for norm, here in _norms(f"{side}_l{i + 1}", f"{side}.layers.{i}"):
                 ours[f"{here}.weight"] = parameters.take(f"{norm}_ln_scale", d_model)
                 ours[f"{here}.bias"] = parameters.take(f"{norm}_ln_bias", d_model)
@@ -305,10 +310,11 @@ def _converted(
 
 
 def _linears(there: str, here: str, d_model: int, d_ff: int) -> Iterator[tuple[list[tuple[str, str]], str, int, int]]:
-    """Of one layer: which of Marian's products stand in one of ours, by prefix and suffix, and their two widths."""
-    own = f"{there}_self"
-    yield [(own, x) for x in "qkv"], f"{here}.self_attention.query_key_value", d_model, d_model
-    yield [(own, "o")], f"{here}.self_attention.output", d_model, d_model
+    """Yield for each linear module of a layer: the prefix and suffix of Marian's matrices in it, our name, and the
+    numbers of inputs and outputs."""
+    self_attention = f"{there}_self"
+    yield [(self_attention, x) for x in "qkv"], f"{here}.self_attention.query_key_value", d_model, d_model
+    yield [(self_attention, "o")], f"{here}.self_attention.output", d_model, d_model
     if there.startswith("decoder"):
         cross = f"{there}_context"
         yield [(cross, "q")], f"{here}.cross_attention.query", d_model, d_model
@@ -328,13 +334,15 @@ def _norms(there: str, here: str) -> Iterator[tuple[str, str]]:
 def _embeddings(
     parameters: Parameters, options: dict[str, Any], source: Vocabulary, target: Vocabulary
 ) -> tuple[Weights, Literal["all", "target", "none"]]:
-    """What has a row for each token: the two embeddings and the classifier, and which of them are one."""
+    """Return the embeddings and the classifier, and which of them are tied."""
     d_model, entries, out = options["dim-emb"], len(target.pieces), "decoder_ff_logit_out"
-    every = bool(options.get("tied-embeddings-all"))
-    one_embedding = every or bool(options.get("tied-embeddings-src"))
-    tied = every or bool(options.get("tied-embeddings"))
+    tied_all = bool(options.get("tied-embeddings-all"))
+    one_embedding = tied_all or bool(options.get("tied-embeddings-src"))
+    tied = tied_all or bool(options.get("tied-embeddings"))
     if one_embedding and source.pieces != target.pieces:
-        raise CheckpointError(f"{target.where}: source and target have one embedding, but two vocabularies.")
+        raise CheckpointError(
+            f"{target.where}: source and target share an embedding, but not the vocabulary.", value=target.where
+        )
     ours: Weights = {}
     for side, vocabulary in (("encoder", source), ("decoder", target)):
         name, here = "Wemb" if one_embedding else f"{side}_Wemb", f"{side}.embedding.tokens.weight"
@@ -344,7 +352,8 @@ def _embeddings(
         rows = parameters.rows(name)
         if rows and rows != len(vocabulary.pieces):
             raise CheckpointError(
-                f"{vocabulary.where}: the vocabulary has {len(vocabulary.pieces)} entries, and the model {rows}."
+                f"{vocabulary.where}: the vocabulary has {len(vocabulary.pieces)} entries, the model {rows}.",
+                value=vocabulary.where,
             )
         ours[here] = parameters.take(name, len(vocabulary.pieces), d_model)
     if not options.get("output-omit-bias"):
@@ -353,7 +362,7 @@ def _embeddings(
         if one_embedding:
             del ours["decoder.embedding.tokens.weight"]
         return ours, "all" if one_embedding else "target"
-    older = parameters.has(f"{out}_W")  # it was transposed once
+    older = parameters.has(f"{out}_W")  # transposed in old files
     weight = (
         parameters.take(f"{out}_W", d_model, entries).T if older else parameters.take(f"{out}_Wt", entries, d_model)
     )
