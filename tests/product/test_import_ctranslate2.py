@@ -10,6 +10,7 @@ import stat
 import struct
 import zipfile
 from pathlib import Path
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from sightline.search.score import following, force
 from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.stream import TextStream
 from sightline.text.tokenizer import Tokenizer
-from support import VARIANTS, VOCAB, config, every_variant, requests, translator
+from support import VARIANTS, VOCAB, config, every_variant, raises, requests, translator
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 specs = ctranslate2.specs
@@ -141,12 +142,12 @@ def foreign(
     return folder
 
 
-def beside(folder, cutter):
+def with_sentencepiece(folder, cutter):
     (folder / "sentencepiece.model").write_bytes(cutter)
     return folder
 
 
-def says_the_same(folder, *, end=False):
+def same_logits(folder, *, end=False):
     """A folder read here, and CTranslate2 itself, which is told the end of a source if it does not add it."""
     model, tokenizer = read_ctranslate2(folder)
     theirs = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1)
@@ -184,7 +185,7 @@ def same_weights(model, other):
 
 
 @pytest.mark.parametrize("kind", [*VARIANTS, *OTHERS])
-def test_what_was_written_is_read(kind, cutter, tmp_path):
+def test_a_written_model_is_read(kind, cutter, tmp_path):
     model = model_of(kind) if kind in VARIANTS else model_of(**OTHERS[kind])
     source = Tokenizer.of_pieces([*Tokenizer(cutter).all_pieces(), *(f"x{i}" for i in range(9))], cutter)
     two = model.config.source_vocab_size is not None
@@ -204,7 +205,9 @@ def test_what_was_written_is_read(kind, cutter, tmp_path):
     source_ids, target_ids = torch.randint(4, VOCAB, (3, 7)), torch.randint(4, VOCAB, (3, 5))
     assert (found(source_ids, target_ids) - model(source_ids, target_ids)).abs().max() < 1e-6
     theirs = CTranslate2Backend(tmp_path / "model", threads=1)
-    for beams in (1, 4) if model.config.classifier_bias else (1,):  # without a bias it does think of special tokens
+    for beams in (
+        (1, 4) if model.config.classifier_bias else (1,)
+    ):  # without a bias, special tokens get some probability
         options = SearchConfig(beams=beams)
         for (one, *_), (other, *_) in zip(
             find([found], SOURCES, options),
@@ -216,7 +219,7 @@ def test_what_was_written_is_read(kind, cutter, tmp_path):
 
 
 @every_variant
-def test_rounded_weights_are_the_numbers_they_stand_for(variant, cutter, tmp_path):
+def test_rounded_weights_become_the_floats_they_represent(variant, cutter, tmp_path):
     model = model_of(variant)
     convert(model, Tokenizer(cutter), tmp_path / "model", quantization="int8")
     found, _ = read_ctranslate2(tmp_path / "model")
@@ -238,7 +241,7 @@ def test_rounded_weights_are_the_numbers_they_stand_for(variant, cutter, tmp_pat
 def test_opennmt(quantization, cutter, words, tmp_path):
     """Pre-norm, no table of positions, <blank> for padding, and no end of a source."""
     folder = foreign(tmp_path / "model", [*OPENNMT, *words], quantization=quantization)
-    model, tokenizer = says_the_same(beside(folder, cutter))
+    model, tokenizer = same_logits(with_sentencepiece(folder, cutter))
     assert not model.config.source_end
     assert (
         model.config.positions.model_dump()
@@ -250,7 +253,7 @@ def test_opennmt(quantization, cutter, words, tmp_path):
 
 def test_two_vocabularies(cutter, words, tmp_path):
     folder = foreign(tmp_path / "model", [*OPENNMT, *words], source=[*words[5:], *OPENNMT])
-    model, tokenizer = says_the_same(beside(folder, cutter))
+    model, tokenizer = same_logits(with_sentencepiece(folder, cutter))
     assert (model.config.vocab_size, model.config.source_vocab_size) == (VOCAB, VOCAB - 5)
     assert tokenizer.source.pieces([4, 5]) == words[5:7]
 
@@ -266,15 +269,15 @@ def test_marian(cutter, words, tmp_path):
     """Post-norm, tied, answers that begin with zeros, and an end that CTranslate2 adds, or its caller."""
     table = sinusoids(config(positions={"kind": "halves", "max_length": 200}).positions, 16).numpy()
     options = {"pre_norm": False, "activation": specs.Activation.SWISH, "table": table, "change": marian}
-    folder = beside(foreign(tmp_path / "model", [*MARIAN, *words], **options), cutter)
-    model, tokenizer = says_the_same(folder)
+    folder = with_sentencepiece(foreign(tmp_path / "model", [*MARIAN, *words], **options), cutter)
+    model, tokenizer = same_logits(folder)
     assert (model.config.tie, model.config.source_end, model.config.activation) == ("all", True, "swish")
     assert model.config.positions.kind == "halves"
     assert not model.decoder.embedding.tokens.weight[START].any()
     assert tokenizer.own_ids[:4] == [-1, -1, 0, 1]
     about = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**about, "add_source_eos": False}))
-    assert says_the_same(folder, end=True)[0].config == model.config
+    assert same_logits(folder, end=True)[0].config == model.config
 
 
 @pytest.mark.parametrize("start", ["</s>", "<blank>", "▁the"])
@@ -284,7 +287,7 @@ def test_answers_begin_with_any_token(start, cutter, words, tmp_path):
 
     assert start in [*OPENNMT, *words]
     folder = foreign(tmp_path / "model", [*OPENNMT, *words], change=change)
-    model, tokenizer = says_the_same(beside(folder, cutter))
+    model, tokenizer = same_logits(with_sentencepiece(folder, cutter))
     own = [*OPENNMT, *words].index(start)
     rows = model.decoder.embedding.tokens.weight
     assert torch.equal(rows[START], rows[tokenizer.own_ids.index(own)])
@@ -298,7 +301,7 @@ def test_sinusoids_are_recognised(kind, frequencies, start, cutter, words, tmp_p
     about = {"kind": kind, "frequencies": frequencies, "start": start, "max_length": 3000}
     table = sinusoids(config(positions=about).positions, 16).numpy()
     folder = foreign(tmp_path / "model", [*OPENNMT, *words], table=table, quantization="float16")
-    model, _ = read_ctranslate2(beside(folder, cutter))
+    model, _ = read_ctranslate2(with_sentencepiece(folder, cutter))
     assert model.config.positions.model_dump() == config(positions={**about, "max_length": 4096}).positions.model_dump()
 
 
@@ -340,12 +343,12 @@ def old(folder, names, version, **flags):
 @pytest.mark.parametrize("flags", [{}, {"with_source_eos": 1}, {"with_target_bos": 0}])
 def test_older_files(version, flags, cutter, words, tmp_path):
     folder = old(tmp_path / "model", [*OPENNMT, *words], version, **flags)
-    model, _ = says_the_same(beside(folder, cutter))
+    model, _ = same_logits(with_sentencepiece(folder, cutter))
     assert model.config.source_end == bool(flags.get("with_source_eos"))
 
 
-def test_sources_without_an_end_have_none_anywhere(cutter, words, tmp_path):
-    model, tokenizer = read_ctranslate2(beside(foreign(tmp_path / "model", [*OPENNMT, *words]), cutter))
+def test_sources_without_an_end_token(cutter, words, tmp_path):
+    model, tokenizer = read_ctranslate2(with_sentencepiece(foreign(tmp_path / "model", [*OPENNMT, *words]), cutter))
     ids, empty = [5, 6, 7], []
     save_model(model, tmp_path / "ours", tokenizer)
     again = load_model(tmp_path / "ours")
@@ -373,7 +376,7 @@ def test_sources_without_an_end_have_none_anywhere(cutter, words, tmp_path):
         find([model], [[5] * (longest + 1)], SearchConfig())
 
 
-def test_pieces_that_only_targets_have_are_written_without_marks(cutter):
+def test_pieces_of_targets_only(cutter):
     tokenizer = Tokenizer.of_pieces([*MARIAN, "▁the", "▁zebra", "s", "▁ran"], cutter)
     ids = {piece: i for i, piece in enumerate(tokenizer.all_pieces())}
     for pieces, text in (("▁zebra s ▁ran", "zebras ran"), ("▁the ▁zebra", "the zebra"), ("▁ran ▁the", "ran the")):
@@ -402,7 +405,7 @@ def scaled(spec):
     spec.encoder.scale_embeddings = np.float32(3)
 
 
-def told(**fields):
+def configured(**fields):
     def change(spec):
         for name, value in fields.items():
             spec.config.add_attribute(name, value)
@@ -421,64 +424,70 @@ def relative(spec):
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "message"),
+    ("change", "options", "option", "value"),
     [
-        (alibi, {}, "decoder/alibi = 1 is not supported; here only False is"),
-        (window, {}, "encoder/sliding_window = 8 is not supported"),
-        (queries, {}, "encoder/layer_0/self_attention/queries_scale = 0.5 is not supported"),
-        (scaled, {}, "encoder/scale_embeddings = 3 is not supported"),
-        (one_table, {}, "position_encodings differ in encoder and decoder"),
-        (relative, {"with_relative_position": True}, "relative_position_keys is not supported"),
-        (None, {"num_source_embeddings": 2}, "encoder/embeddings_1/weight is not supported"),
-        (None, {"activation": specs.Activation.Tanh}, "encoder/activation = 5 is not supported"),
-        (None, {"multi_query_attention": True}, "multi_query_attention = True is not supported; only false is"),
-        (told(add_source_bos=True), {}, "add_source_bos = True is not supported"),
-        (told(decoder_start_token=None), {}, "decoder_start_token = None is not supported"),
-        (told(layer_norm_epsilon="small"), {}, "layer_norm_epsilon = 'small' is no small number"),
+        (alibi, {}, "decoder/alibi", 1),
+        (window, {}, "encoder/sliding_window", 8),
+        (queries, {}, "encoder/layer_0/self_attention/queries_scale", 0.5),
+        (scaled, {}, "encoder/scale_embeddings", 3.0),
+        (one_table, {}, None, None),
+        (relative, {"with_relative_position": True}, ".../relative_position_keys", (5, 8)),
+        (None, {"num_source_embeddings": 2}, "encoder/embeddings_1/weight", ANY),
+        (None, {"activation": specs.Activation.Tanh}, "encoder/activation", 5),
+        (None, {"multi_query_attention": True}, "multi_query_attention", True),
+        (configured(add_source_bos=True), {}, "add_source_bos", True),
+        (configured(decoder_start_token=None), {}, "decoder_start_token", None),
+        (configured(layer_norm_epsilon="small"), {}, "layer_norm_epsilon", "small"),
     ],
 )
-def test_what_is_not_computed_is_refused_by_name(change, options, message, cutter, words, tmp_path):
+def test_unsupported_options_are_refused(change, options, option, value, cutter, words, tmp_path):
     folder = foreign(tmp_path / "model", [*OPENNMT, *words], change=change, **options)
-    with pytest.raises(ConfigError, match=message) as caught:
-        read_ctranslate2(beside(folder, cutter))
+    with pytest.raises(ConfigError) as caught:
+        read_ctranslate2(with_sentencepiece(folder, cutter))
+    if option is not None and option.startswith("..."):
+        assert caught.value.option.endswith(option[3:])
+    else:
+        assert caught.value.option == option
+    assert caught.value.value == value
     assert str(caught.value).startswith(str(folder))
+    assert option is None or f"`{caught.value.option}`" in str(caught.value)
 
 
-def test_what_is_missing_or_odd_is_refused_by_name(cutter, words, tmp_path):
+def test_missing_and_damaged_parts_are_refused(cutter, words, tmp_path):
     names = [*OPENNMT, *words]
     spec = foreign(tmp_path, names, finish=False)
     spec.validate()
     good = {name: value.array for name, value in spec.variables().items()}
-    folder = beside(foreign(tmp_path / "model", names), cutter)
+    folder = with_sentencepiece(foreign(tmp_path / "model", names), cutter)
     norm, embedding = "decoder/layer_0/ffn/layer_norm/beta", "decoder/embeddings/weight"
     cases = [
-        ({name: value for name, value in good.items() if name != norm}, {}, CheckpointError, f"lack '{norm}'"),
-        ({**good, norm: np.ones(15, np.float32)}, {}, CheckpointError, rf"'{norm}' has the shape \(15,\)"),
-        ({**good, norm: np.ones((16, 1), np.float32)}, {}, CheckpointError, f"'{norm}' has the shape"),
-        ({**good, norm: np.ones(16, np.int8)}, {}, CheckpointError, "has whole numbers and no scale"),
+        ({name: value for name, value in good.items() if name != norm}, {}, CheckpointError, f"{norm}.*missing"),
+        ({**good, norm: np.ones(15, np.float32)}, {}, CheckpointError, rf"{norm}.*got \(15,\)"),
+        ({**good, norm: np.ones((16, 1), np.float32)}, {}, CheckpointError, f"{norm}.*expected 1 dimensions"),
+        ({**good, norm: np.ones(16, np.int8)}, {}, CheckpointError, "without a scale"),
         (
             {**good, embedding: np.ones((len(names), 16), np.int8), f"{embedding}_scale": np.ones(3, np.float32)},
             {},
             CheckpointError,
-            r"has a scale of the shape \(3,\)",
+            r"scale of shape \(3,\)",
         ),
-        ({**good, "decoder/layer_7/x": np.ones(2, np.float32)}, {}, ConfigError, "decoder/layer_7/x is not supported"),
+        ({**good, "decoder/layer_7/x": np.ones(2, np.float32)}, {}, ConfigError, "decoder/layer_7/x"),
         (
             {**good, "encoder/num_heads": np.int16(0)},
             {},
             ConfigError,
             r"`encoder.heads`",
         ),
-        ({**good, "encoder/num_heads": np.ones(2, np.int16)}, {}, CheckpointError, "should be one number"),
-        (good, {"version": 3}, CheckpointError, "has version 3, and those from 4 to 6 can be read"),
-        (good, {"version": 7}, CheckpointError, "has version 7"),
-        (good, {"kind": "WhisperSpec"}, ConfigError, "of the kind 'WhisperSpec' cannot be read"),
-        (good, {"aliases": [("x", "nothing")]}, CheckpointError, "'x' stands for 'nothing', which cannot be"),
+        ({**good, "encoder/num_heads": np.ones(2, np.int16)}, {}, CheckpointError, "expected one number"),
+        (good, {"version": 3}, CheckpointError, "version 3 .* only 4 to 6"),
+        (good, {"version": 7}, CheckpointError, "version 7"),
+        (good, {"kind": "WhisperSpec"}, ConfigError, "WhisperSpec"),
+        (good, {"aliases": [("x", "nothing")]}, CheckpointError, "'x': invalid alias of 'nothing'"),
         (
             {**good, **{f"encoder/layer_{i}/x": np.int8(0) for i in range(3000)}},
             {},
             CheckpointError,
-            "the file is too small for the model",
+            "too small",
         ),
     ]
     for variables, more, kind, message in cases:
@@ -487,38 +496,38 @@ def test_what_is_missing_or_odd_is_refused_by_name(cutter, words, tmp_path):
             read_ctranslate2(folder)
     stored(folder / "model.bin", good)
     read_ctranslate2(folder)
-    for text, message in (("[]", "no list of tokens"), ('["a"]', "1 entries does not fit"), ("{", "no list of tokens")):
+    for text, message in (("[]", "not a list of tokens"), ('["a"]', "1 entries"), ("{", "not a list of tokens")):
         (folder / "shared_vocabulary.json").write_text(text)
         with pytest.raises(CheckpointError, match=message):
             read_ctranslate2(folder)
     for name, message in (
-        ("shared_vocabulary.json", "there is no target_vocabulary.json or target_vocabulary.txt"),
+        ("shared_vocabulary.json", "target_vocabulary.json is missing"),
         ("config.json", "config.json: not a JSON object"),
-        ("model.bin", "there is no model.bin here"),
+        ("model.bin", "model.bin is missing"),
     ):
         (folder / name).unlink()
         with pytest.raises(CheckpointError, match=message):
             read_ctranslate2(folder)
-    with pytest.raises(CheckpointError, match="nowhere: cannot be read"):
+    with raises(CheckpointError, value=tmp_path / "nowhere"):
         read_ctranslate2(tmp_path / "nowhere")
 
 
-def test_the_rules_that_cut_text_must_be_there(cutter, words, tmp_path):
+def test_the_sentencepiece_model_is_needed(cutter, words, tmp_path):
     folder = foreign(tmp_path / "model", [*OPENNMT, *words])
-    with pytest.raises(CheckpointError, match=r"there is no sentencepiece.model beside the model; name the file"):
+    with raises(CheckpointError, option="sentencepiece", value=folder):
         read_ctranslate2(folder)
     (tmp_path / "cut.spm").write_bytes(cutter)
     _, tokenizer = read_ctranslate2(folder, tmp_path / "cut.spm")
     assert tokenizer.encode(["the cat"]) != [[]]
     for path, kind in ((tmp_path / "none.spm", CheckpointError), (folder / "config.json", InputError)):
-        with pytest.raises(kind, match=r"cannot be read|this is no vocabulary"):
+        with raises(kind):
             read_ctranslate2(folder, path)
 
 
 @pytest.fixture(scope="module")
 def whole(cutter, words, tmp_path_factory):
     """A folder that can be read, and the bytes of its weights."""
-    folder = beside(
+    folder = with_sentencepiece(
         foreign(tmp_path_factory.mktemp("whole") / "model", [*OPENNMT, *words], quantization="int8"), cutter
     )
     read_ctranslate2(folder)
@@ -527,19 +536,19 @@ def whole(cutter, words, tmp_path_factory):
 
 @settings(max_examples=60)
 @given(place=st.floats(0, 1, exclude_max=True), more=st.binary(max_size=9))
-def test_a_file_that_is_cut_off_is_refused(whole, place, more):
+def test_a_truncated_file_is_refused(whole, place, more):
     folder, data = whole
     (folder / "model.bin").write_bytes(data[: int(place * len(data))])
     with pytest.raises(CheckpointError):
         read_ctranslate2(folder)
     (folder / "model.bin").write_bytes(data + b"x" + more)
-    with pytest.raises(CheckpointError, match="the file goes on where it should end"):
+    with raises(CheckpointError, match="after the end"):
         read_ctranslate2(folder)
 
 
 @settings(max_examples=60)
 @given(data=st.binary(max_size=200), version=st.sampled_from([b"", struct.pack("<I", 6)]))
-def test_a_file_of_anything_is_refused(whole, data, version):
+def test_a_file_of_random_bytes_is_refused(whole, data, version):
     folder, _ = whole
     (folder / "model.bin").write_bytes(version + data)
     with pytest.raises(SightlineError):
@@ -548,7 +557,7 @@ def test_a_file_of_anything_is_refused(whole, data, version):
 
 @settings(max_examples=40)
 @given(places=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=3))
-def test_a_file_that_was_changed_is_read_or_refused(whole, places):
+def test_a_changed_file_is_read_or_refused(whole, places):
     folder, data = whole
     changed = bytearray(data)
     for place, value in places:
@@ -558,7 +567,7 @@ def test_a_file_that_was_changed_is_read_or_refused(whole, places):
         read_ctranslate2(folder)
 
 
-def test_nothing_is_made_room_for_that_is_not_there(whole):
+def test_no_memory_is_allocated_for_missing_data(whole):
     folder, data = whole
     begin = struct.pack("<I", 6) + struct.pack("<H", 16) + b"TransformerSpec\0" + struct.pack("<II", 7, 2**32 - 1)
     many = begin + struct.pack("<H", 2) + b"x\0" + struct.pack("<BIIBI", 2, 2**31, 2**31, 0, 2**32 - 1)
@@ -582,7 +591,7 @@ def packed(path, folder, cutter, about=None, more=None, root="translate-aa_bb-1_
     return path
 
 
-def test_a_package_is_read_as_a_file_or_as_a_folder(cutter, words, tmp_path):
+def test_a_package_is_read_as_a_file_or_folder(cutter, words, tmp_path):
     folder = foreign(tmp_path / "model", [*OPENNMT, *words], quantization="int8")
     (tmp_path / "cut.spm").write_bytes(cutter)
     expected, _ = read_ctranslate2(folder, tmp_path / "cut.spm")
@@ -597,24 +606,24 @@ def test_a_package_is_read_as_a_file_or_as_a_folder(cutter, words, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_package_that_cannot_be_trusted_is_refused(cutter, words, tmp_path):
+def test_a_damaged_or_malicious_package_is_refused(cutter, words, tmp_path):
     folder, path = foreign(tmp_path / "model", [*OPENNMT, *words]), tmp_path / "bad.argosmodel"
     cases = [
-        ({"more": {"../evil": b"x"}}, CheckpointError, "the entry '../evil' lies outside of the package"),
-        ({"more": {"/etc/evil": b"x"}}, CheckpointError, "the entry '/etc/evil' lies outside"),
+        ({"more": {"../evil": b"x"}}, CheckpointError, "'../evil' is outside"),
+        ({"more": {"/etc/evil": b"x"}}, CheckpointError, "'/etc/evil' is outside"),
         (
             {"more": {"model/model.bin": bytes(20_000_000)}},
             CheckpointError,
-            "would be 20,000,000 bytes, which it cannot be",
+            "20,000,000 bytes",
         ),
-        ({"more": {"metadata.json": None}}, CheckpointError, "there is no metadata.json"),
+        ({"more": {"metadata.json": None}}, CheckpointError, "metadata.json is missing"),
         ({"more": {"metadata.json": b"["}}, CheckpointError, r"metadata.json: not a JSON object"),
-        ({"more": {"model/model.bin": None}}, CheckpointError, "there is no model.bin here"),
-        ({"more": {"model/model.bin": b"nonsense"}}, CheckpointError, "has version"),
-        ({"more": {"sentencepiece.model": None}}, CheckpointError, r"there is no sentencepiece.model"),
-        ({"more": {"sentencepiece.model": None, "bpe.model": b"x"}}, ConfigError, "cut by bpe.model and Moses's rules"),
-        ({"about": {"type": "sbd"}}, ConfigError, "type = 'sbd' is not supported; only 'translate' is"),
-        ({"about": {"target_prefix": "__de__"}}, ConfigError, "target_prefix = '__de__' is not supported"),
+        ({"more": {"model/model.bin": None}}, CheckpointError, "model.bin is missing"),
+        ({"more": {"model/model.bin": b"nonsense"}}, CheckpointError, "version"),
+        ({"more": {"sentencepiece.model": None}}, CheckpointError, "sentencepiece"),
+        ({"more": {"sentencepiece.model": None, "bpe.model": b"x"}}, ConfigError, "bpe.model"),
+        ({"about": {"type": "sbd"}}, ConfigError, "`type`.*'sbd'"),
+        ({"about": {"target_prefix": "__de__"}}, ConfigError, "`target_prefix`.*'__de__'"),
     ]
     before = None
     for more, kind, message in cases:
@@ -625,22 +634,22 @@ def test_a_package_that_cannot_be_trusted_is_refused(cutter, words, tmp_path):
     data = packed(path, folder, cutter).read_bytes()
     for bad in (b"", b"no zip", data[: len(data) // 2], data[:3000] + bytes(500) + data[3500:]):
         path.write_bytes(bad)
-        with pytest.raises(CheckpointError, match="this is no package of Argos Translate, or a damaged one"):
+        with raises(CheckpointError, value=path, match="damaged"):
             read_argos(path)
     link = zipfile.ZipInfo("metadata.json")
     link.external_attr = (stat.S_IFLNK | 0o777) << 16
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(link, "/etc/passwd")
-    with pytest.raises(CheckpointError, match="the entry 'metadata.json' is a link, and no file"):
+    with raises(CheckpointError, value="metadata.json", match="link"):
         read_argos(path)
     assert sorted(tmp_path.rglob("*")) == before
     path.unlink()
-    with pytest.raises(CheckpointError, match="No such file"):
+    with raises(CheckpointError, value=path, match="No such file"):
         read_argos(path)
 
 
 @pytest.mark.slow
-def test_a_package_that_people_use(tmp_path):
+def test_a_published_package(tmp_path):
     """OPUS-MT's Chinese to English, as Argos Translate ships it in int8: the same text as CTranslate2 in float32."""
     models, data = os.environ.get("SIGHTLINE_OPUS_MT"), os.environ.get("SIGHTLINE_DATA")
     if not models or not data:
