@@ -191,7 +191,9 @@ def real_batches(path: Path, tokens: int, words: int, shared: bool, count: int) 
     """Return batches of real sentences, packed into rows or padded."""
     corpus, folder = Table(path), Path(tempfile.gettempdir()) / "sightline-benchmark"
     tokenizer = Tokenizer.train((text for pair in read_pairs(corpus) for text in pair), min(words, 16_000))
-    feed = Feed([prepare([corpus], tokenizer, folder)], budget=tokens, seed=1, rows="shared" if shared else "padded")
+    feed = Feed(
+        [prepare([corpus], tokenizer, folder)], batch_tokens=tokens, seed=1, rows="shared" if shared else "padded"
+    )
     return [feed.batch(Place(0, number)) for number in range(count)]
 
 

@@ -113,7 +113,7 @@ def train(store: Store, words: int) -> dict[str, Any]:
 
     config = load("tiny", sets=[f"model.vocab_size={words}", "model.d_model=32"])
     step = Step(build(config.model).train(), config.train, torch.device("cpu"))
-    feed = Feed([store], budget=2048, seed=1)
+    feed = Feed([store], batch_tokens=2048, seed=1)
     start = time.perf_counter()
     feed.plan(0)
     planned = time.perf_counter() - start

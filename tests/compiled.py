@@ -149,7 +149,7 @@ def a_test_compiles_nothing() -> None:
         file = Path(folder) / "pairs.tsv"
         file.write_text("".join(f"{source}\t{target}\n" for source, target in pairs), "utf-8")
         store = prepare([Table(file)], tokenizer, Path(folder) / "cache")
-        feed = Feed([store], budget=256, seed=0, rows="shared")
+        feed = Feed([store], batch_tokens=256, seed=0, rows="shared")
         validation = Validation(store, tokenizer, batch_tokens=256, pairs=pairs[:20], score=lambda *_: {"texts": 20.0})
         updates = feed.updates(Place(), 1)
         step(next(updates), 1, 1e-3)

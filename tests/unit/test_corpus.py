@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import re
 
 import pytest
 import zstandard
@@ -11,6 +12,7 @@ import zstandard
 from sightline.data import corpus as module
 from sightline.data.corpus import Dialogue, Parallel, Table, Text, read_dialogues, read_documents, read_pairs
 from sightline.errors import InputError
+from support import raises
 
 PAIRS = [("The dog.", "Der Hund."), ("Größe 漢字 🙂", "x"), ("", "leer")]
 TSV = "".join(f"{s}\t{t}\n" for s, t in PAIRS).encode()
@@ -44,34 +46,34 @@ def test_line_ends_and_a_byte_order_mark(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "sentence"),
+    ("name", "data", "message"),
     [
-        ("a.tsv", b"a\tb\nno tab\n", "a.tsv:2: the line has no tab between source and target."),
-        ("a.tsv", b"a\tb\nc\t\xff\n", "a.tsv:2: byte 3 is not valid UTF-8."),
-        ("a.tsv", b"", "a.tsv: the file is empty."),
-        ("a.tsv", b"a\t" + b"b" * 100_001, "a.tsv:1: the line has 100,003 characters; 100,000 is the limit."),
-        ("a.jsonl", b'{"source": "a"}\n', 'a.jsonl:1: the line is not a JSON object with "source" and "target".'),
-        ("a.jsonl", b'{"source": "a", "target": 3}\n', 'a.jsonl:1: "source" and "target" must be texts.'),
+        ("a.tsv", b"a\tb\nno tab\n", "a.tsv:2: no tab"),
+        ("a.tsv", b"a\tb\nc\t\xff\n", "a.tsv:2: byte 3"),
+        ("a.tsv", b"", "a.tsv: the file is empty"),
+        ("a.tsv", b"a\t" + b"b" * 100_001, "a.tsv:1: the line has 100,003 characters"),
+        ("a.jsonl", b'{"source": "a"}\n', "a.jsonl:1: not a JSON object"),
+        ("a.jsonl", b'{"source": "a", "target": 3}\n', 'a.jsonl:1: "source" and "target" must be strings'),
         (
             "a.jsonl",
             b'{"source": "a\\ud800", "target": "b"}',
-            "a.jsonl:1: half a character (a lone surrogate) is no text.",
+            "a.jsonl:1: the text has a lone surrogate",
         ),
-        ("a.jsonl", b"[" * 90_000, 'a.jsonl:1: the line is not a JSON object with "source" and "target".'),
-        ("a.jsonl", b"3\n", 'a.jsonl:1: the line is not a JSON object with "source" and "target".'),
-        ("a.txt", b"a\n", "a.txt: pairs are read from .tsv or .jsonl files (or such files compressed)."),
+        ("a.jsonl", b"[" * 90_000, "a.jsonl:1: not a JSON object"),
+        ("a.jsonl", b"3\n", "a.jsonl:1: not a JSON object"),
+        ("a.txt", b"a\n", "a.txt: not a .tsv or .jsonl file"),
         ("a.tsv.gz", b"not gzip", "a.tsv.gz: cannot be read: Not a gzipped file (b'no')."),
         ("a.tsv.gz", gzip.compress(TSV, mtime=0)[:-9], "cannot be read: Compressed file ended before"),
         ("a.tsv.xz", b"not xz", "a.tsv.xz: cannot be read: Input format not supported by decoder."),
         ("a.tsv.zst", b"not zstd", "a.tsv.zst: cannot be read: "),
     ],
 )
-def test_what_is_wrong_is_told_with_file_and_line(tmp_path, name, data, sentence):
+def test_errors_have_file_and_line(tmp_path, name, data, message):
     path = tmp_path / name
     path.write_bytes(data)
-    with pytest.raises(InputError) as error:
+    with raises(InputError, match=re.escape(message)) as error:
         list(read_pairs(Table(path)))
-    assert sentence in str(error.value)
+    assert str(error.value.value).startswith(str(path))
     assert "\n" not in str(error.value)
 
 
@@ -79,13 +81,13 @@ def test_parallel_files_that_do_not_match(tmp_path):
     one, other = tmp_path / "a.en", tmp_path / "a.de"
     one.write_text("a\nb\nc\n")
     other.write_text("a\n")
-    with pytest.raises(InputError, match=r"a\.en has 3 lines and .*a\.de has 1; they must have as many"):
+    with raises(InputError, value=one, match=r"a\.en has 3 lines, .*a\.de has 1"):
         list(read_pairs(Parallel(one, other)))
-    with pytest.raises(InputError, match=r"a\.de has 1 lines and .*a\.en has 3; they must have as many"):
+    with raises(InputError, value=other, match=r"a\.de has 1 lines, .*a\.en has 3"):
         list(read_pairs(Parallel(other, one)))
-    with pytest.raises(InputError, match="the same file is given as source and as target"):
+    with raises(InputError, value=one, match="same file"):
         list(read_pairs(Parallel(one, one)))
-    with pytest.raises(InputError, match="cannot be read: No such file or directory"):
+    with raises(InputError, value=tmp_path / "none"):
         list(read_pairs(Parallel(one, tmp_path / "none")))
 
 
@@ -95,11 +97,11 @@ def test_a_blank_line_ends_a_document(tmp_path):
     assert list(read_documents(Text(path))) == ["one\n  two", "three", "four"]
     path = tmp_path / "b.txt"
     path.write_text(" \n\n")
-    with pytest.raises(InputError, match=r"b\.txt: the file has nothing but blank lines\."):
+    with raises(InputError, value=path, match="blank lines"):
         list(read_documents(Text(path)))
 
 
-def test_a_document_that_never_ends_is_given_in_parts(tmp_path, monkeypatch):
+def test_long_documents_are_split(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LONGEST_DOCUMENT", 50)
     text = "\n".join(f"line {i}" for i in range(100))
     path = tmp_path / "a.txt"
@@ -109,29 +111,28 @@ def test_a_document_that_never_ends_is_given_in_parts(tmp_path, monkeypatch):
     assert 40 < min(map(len, documents[:-1])) <= max(map(len, documents)) <= 50
 
 
-def test_conversations_as_objects_and_as_lists(tmp_path):
+def test_dialogues_as_objects_and_as_lists(tmp_path):
     path = tmp_path / "a.jsonl.xz"
     path.write_bytes(lzma.compress(b'{"turns": ["Hi.", "Hello!", ""], "more": 1}\n["a", "b"]\n'))
     assert list(read_dialogues(Dialogue(path))) == [["Hi.", "Hello!", ""], ["a", "b"]]
 
 
 @pytest.mark.parametrize(
-    ("line", "sentence"),
+    ("line", "message"),
     [
-        ("no", 'the line is neither a JSON list of turns nor a JSON object with "turns".'),
-        ('{"turn": ["a", "b"]}', 'the line is neither a JSON list of turns nor a JSON object with "turns".'),
-        ('"ab"', 'the line is neither a JSON list of turns nor a JSON object with "turns".'),
-        ("[" * 90_000, 'the line is neither a JSON list of turns nor a JSON object with "turns".'),
-        ('["a", "\\udfff"]', "half a character (a lone surrogate) is no text."),
-        ('["a", 3]', "turn 2 is 3; a turn must be a text."),
-        ('{"turns": [{"role": "user"}, "b"]}', 'turn 1 is {"role": "user"}; a turn must be a text.'),
-        ('["a"]', "the conversation has only 1 of the two turns it needs: something said, and a reply."),
-        ("[]", "the conversation has only 0 of the two turns it needs: something said, and a reply."),
+        ("no", "not a JSON list of turns"),
+        ('{"turn": ["a", "b"]}', "not a JSON list of turns"),
+        ('"ab"', "not a JSON list of turns"),
+        ("[" * 90_000, "not a JSON list of turns"),
+        ('["a", "\\udfff"]', "lone surrogate"),
+        ('["a", 3]', "turn 2 must be a string, got 3"),
+        ('{"turns": [{"role": "user"}, "b"]}', 'turn 1 must be a string, got {"role": "user"}'),
+        ('["a"]', "at least 2 turns, got 1"),
+        ("[]", "at least 2 turns, got 0"),
     ],
 )
-def test_a_conversation_that_is_none_is_told_with_file_and_line(tmp_path, line, sentence):
+def test_invalid_dialogues_have_file_and_line(tmp_path, line, message):
     path = tmp_path / "a.jsonl"
     path.write_text(f'["a", "b"]\n{line}\n')
-    with pytest.raises(InputError) as error:
+    with raises(InputError, value=f"{path}:2", match=re.escape(message)):
         list(read_dialogues(Dialogue(path)))
-    assert str(error.value) == f"{path}:2: {sentence}"

@@ -17,6 +17,7 @@ from sightline.data.store import Weighted, prepare, prepare_texts
 from sightline.errors import InputError
 from sightline.special import PAD, UNKNOWN
 from sightline.text.tokenizer import Tokenizer
+from support import raises
 
 PAIRS = [(pair.source, pair.target) for pair in generate("train", 80)]
 TOKENIZER = Tokenizer.train([text for pair in PAIRS for text in pair], 340)
@@ -28,7 +29,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 200)), min_size
 
 @settings(max_examples=60)
 @given(lengths=LENGTHS, budget=st.integers(256, 1000), seed=st.integers(0, 99), epoch=st.integers(0, 9), data=st.data())
-def test_every_pair_as_often_as_it_is_drawn_and_none_beyond_its_row(lengths, budget, seed, epoch, data):
+def test_pairs_as_often_as_drawn_within_their_rows(lengths, budget, seed, epoch, data):
     source, target = np.array(lengths, np.int32).T
     some = data.draw(st.none() | st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=100))
     pairs = None if some is None else np.array(some)
@@ -68,12 +69,12 @@ def test_shared_rows_are_full_and_differ_between_epochs_and_seeds():
     assert tokens / (2 * 8192 * len(one)) > 0.9
 
 
-def test_a_budget_below_the_row_that_the_longest_needs_is_named():
-    with pytest.raises(InputError, match="a budget of 100 tokens a batch is less than the row of 128 cells"):
+def test_batches_smaller_than_the_longest_row():
+    with raises(InputError, option="batch_tokens", value=100, match="128"):
         plan_shared(np.array([5], np.int32), np.array([80], np.int32), 100, 0, 0)
 
 
-# --- A thread of their own
+# --- Background thread
 
 
 def worker():
@@ -88,14 +89,14 @@ def gone():
 
 
 @pytest.mark.parametrize("depth", [1, 8])
-def test_ahead_gives_the_same_items_in_their_order_and_ends(depth):
+def test_ahead_yields_the_items_in_order_and_ends(depth):
     assert list(ahead(lambda: iter(range(100)), depth)) == list(range(100))
     assert gone()
     assert list(ahead(lambda: iter(()), depth)) == []
     assert gone()
 
 
-def test_ahead_is_ahead_and_not_further():
+def test_ahead_is_limited_by_its_depth():
     made, six = [], threading.Event()
 
     def items():
@@ -115,7 +116,7 @@ def test_ahead_is_ahead_and_not_further():
     assert gone()
 
 
-def test_ahead_passes_errors_on_behind_what_came_before_them():
+def test_ahead_raises_errors_after_earlier_items():
     def items():
         yield 1
         raise InputError("no more")
@@ -143,12 +144,12 @@ def feed_of(folder, rows="padded", **more):
     """Weighted, and read in two ways: the epochs differ in length."""
     corpora = [Weighted(Table(folder / "a.tsv"), 1.5), Weighted(Table(folder / "b.tsv"), 2.0)]
     stores = [prepare(corpora, TOKENIZER, folder / "cache", dropout=0.2, reading=reading) for reading in (0, 1)]
-    return Feed(stores, budget=512, seed=3, rows=rows, **more)
+    return Feed(stores, batch_tokens=512, seed=3, rows=rows, **more)
 
 
 def readers_feed(folder):
     store = prepare_texts([Text(folder / "a.txt")], TOKENIZER, folder / "cache", 30)
-    return Feed([store], budget=256, seed=3, masked=TOKENIZER.size)
+    return Feed([store], batch_tokens=256, seed=3, masked=TOKENIZER.size)
 
 
 def first(feed, count, *arguments):
@@ -166,7 +167,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("rows", ["padded", "shared"])
-def test_from_any_place_the_stream_goes_on_as_it_would_have(rows, folder):
+def test_the_stream_resumes_at_any_position(rows, folder):
     whole = first(feed_of(folder, rows), 30, Place(), 2)
     assert whole[-1].place.epoch >= 2
     for done in (1, 7, 18, 29):
@@ -177,7 +178,7 @@ def test_from_any_place_the_stream_goes_on_as_it_would_have(rows, folder):
 
 @pytest.mark.parametrize("make", [feed_of, readers_feed])
 @pytest.mark.parametrize("processes", [2, 3])
-def test_the_shares_of_all_processes_are_the_stream_of_one(make, processes, folder):
+def test_batches_of_all_processes_are_the_stream_of_one(make, processes, folder):
     one = first(make(folder), 8, Place(), 2 * processes)
     shares = [first(make(folder), 8, Place(), 2, rank, processes) for rank in range(processes)]
     for whole, *parts in zip(one, *shares, strict=True):
@@ -187,7 +188,7 @@ def test_the_shares_of_all_processes_are_the_stream_of_one(make, processes, fold
         assert whole.tokens == sum(batch.tokens for _, batch in whole.batches)
 
 
-def test_an_epoch_has_each_pair_as_often_as_it_weighs(folder):
+def test_an_epoch_has_each_pair_as_often_as_its_weight(folder):
     feed = feed_of(folder)
     for epoch in range(3):
         counts = np.bincount(np.concatenate(feed.plan(epoch)), minlength=80)
@@ -196,7 +197,7 @@ def test_an_epoch_has_each_pair_as_often_as_it_weighs(folder):
         assert counts[:50].sum() == 75
 
 
-def test_how_often_the_corpus_was_seen(folder):
+def test_epochs_of_updates(folder):
     feed = feed_of(folder)
     epoch = 0.0
     for update in first(feed, 40):
@@ -207,7 +208,7 @@ def test_how_often_the_corpus_was_seen(folder):
 
 
 @pytest.mark.parametrize("rows", ["padded", "shared"])
-def test_filled_is_the_part_of_the_cells_that_are_tokens(rows, folder):
+def test_filled_is_the_fraction_of_tokens(rows, folder):
     feed = feed_of(folder, rows)
     batches = [feed.batch(Place(0, i)) for i in range(len(feed.plan(0)))]
     tokens = sum(int((side != PAD).sum()) for batch in batches for side in (batch.source, batch.target_in))
@@ -216,18 +217,18 @@ def test_filled_is_the_part_of_the_cells_that_are_tokens(rows, folder):
     assert sum(update.cells for update in first(feed, len(batches))) == tokens
 
 
-def test_weights_that_leave_nothing_are_named(folder):
+def test_weights_that_leave_no_text(folder):
     store = prepare([Weighted(Table(folder / "a.tsv"), 0.001)], TOKENIZER, folder / "cache")
-    with pytest.raises(InputError, match="none of their text is left to train on"):
-        Feed([store], budget=512, seed=0).plan(0)
+    with raises(InputError, match="weights"):
+        Feed([store], batch_tokens=512, seed=0).plan(0)
 
 
-# --- Masked words
+# --- Masked tokens
 
 
 @settings(max_examples=30)
 @given(pairs=st.lists(st.integers(0, 79), min_size=1, max_size=40), seed=st.integers(0, 10**6))
-def test_hidden_words_are_asked_for_and_nothing_else_changes(folder, pairs, seed):
+def test_masked_tokens_are_predicted_and_others_unchanged(folder, pairs, seed):
     store = prepare([Table(folder / "a.tsv"), Table(folder / "b.tsv")], TOKENIZER, folder / "cache")
     batch = collate(store, pairs)
     masked = mask_words(batch, TOKENIZER.size, [seed, 1, 2])
@@ -242,7 +243,7 @@ def test_hidden_words_are_asked_for_and_nothing_else_changes(folder, pairs, seed
     assert all(torch.equal(a, b) for a, b in zip(masked.tensors(), again.tensors(), strict=True))
 
 
-def test_as_many_words_are_hidden_as_bert_hides(folder):
+def test_masked_fractions_are_those_of_bert(folder):
     store = prepare([Table(folder / "a.tsv"), Table(folder / "b.tsv")], TOKENIZER, folder / "cache")
     batch = collate(store, np.arange(80).repeat(50))
     masked = mask_words(batch, TOKENIZER.size, [0])

@@ -12,7 +12,7 @@ from sightline.train.events import Validated
 from sightline.train.run import RunOptions, TextFiles, _hold_out, train_files
 
 
-def test_what_is_held_out_is_tested_on_and_never_trained_on(tmp_path):
+def test_held_out_pairs_are_validated_and_not_trained(tmp_path):
     path, _ = write_pairs(tmp_path, train=600)
     tokenizer = Tokenizer.train(path.read_text().replace("\t", "\n").splitlines(), 340)
     store = prepare([Table(path)], tokenizer, tmp_path / "cache")
@@ -22,14 +22,14 @@ def test_what_is_held_out_is_tested_on_and_never_trained_on(tmp_path):
     assert not np.array_equal(held, _hold_out(store, seed=2)[0])
     for rows in ("padded", "shared"):
         for only in (held, rest):
-            feed = Feed([store], budget=256, seed=1, rows=rows, only=only)
+            feed = Feed([store], batch_tokens=256, seed=1, rows=rows, only=only)
             for epoch in (0, 1):
                 chosen = [getattr(batch, "pairs", batch) for batch in feed.plan(epoch)]
                 assert sorted(np.concatenate(chosen)) == only.tolist()
             assert feed.batch(Place()).tokens > 0
 
 
-def test_a_run_without_validation_text_tests_itself(tmp_path):
+def test_a_run_without_validation_text_holds_some_out(tmp_path):
     path, _ = write_pairs(tmp_path, train=600)
     events, notes = [], []
     options = RunOptions(
@@ -43,6 +43,6 @@ def test_a_run_without_validation_text_tests_itself(tmp_path):
     train_files(options, events.append, notes.append, values)
     (tested,) = [event for event in events if isinstance(event, Validated)]
     assert set(tested.scores) == {"bleu", "chrf"}
-    assert any("12 of the training text are held out" in note for note in notes)
+    assert any("12 training examples are held out" in note for note in notes)
     texts = {tuple(line.split("\t")) for line in path.read_text().splitlines()}
     assert all((source, reference) in texts for source, reference, _ in tested.samples)

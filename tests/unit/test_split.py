@@ -8,6 +8,7 @@ from sightline.data.builtin import generate
 from sightline.errors import InputError
 from sightline.text.split import Piece, _belongs, gap, join, split
 from sightline.text.tokenizer import Tokenizer
+from support import raises
 
 LINES = [text for pair in generate("train", 300) for text in (pair.source, pair.target)]
 TOKENIZER = Tokenizer.train(LINES, 500)
@@ -82,7 +83,7 @@ every_length = pytest.mark.parametrize("kind", LENGTHS)
 @example(text="", more=3)
 @example(text=" \u200c", more=0)
 @example(text="👩‍👩‍👧" * 20, more=2)
-def test_any_text_comes_back_and_every_piece_fits(kind, text, more):
+def test_pieces_fit_and_join_to_the_text(kind, text, more):
     length, least = LENGTHS[kind]
     limit = least + more
     pieces = split(text, length, limit)
@@ -99,7 +100,7 @@ def test_any_text_comes_back_and_every_piece_fits(kind, text, more):
 
 
 @given(lines=st.lists(MIXED.map(lambda text: " ".join(text.split())).filter(str.strip)), limit=st.integers(1, 20))
-def test_each_line_is_split_as_if_alone(lines, limit):
+def test_each_line_is_split_by_itself(lines, limit):
     assume(not any(line[0] == "\u0301" for line in lines))
     apart = [[*split(line, letters, limit)] for line in lines]
     pieces = split("\n".join(lines), letters, limit)
@@ -174,7 +175,7 @@ def cut(text, limit, length=letters):
     ],
     ids=lambda expected: expected[0],
 )
-def test_where_sentences_end(expected):
+def test_ends_of_sentences(expected):
     text = ("" if "\u3000" <= expected[0][-1] <= "\u30ff" else " ").join(expected)
     calls = []
 
@@ -208,11 +209,11 @@ def test_where_sentences_end(expected):
         ("!\ufe0f。\u0301。x", 4, ["!\ufe0f。\u0301", "。x"]),
     ],
 )
-def test_where_else_pieces_end(text, limit, expected):
+def test_other_ends_of_pieces(text, limit, expected):
     assert cut(text, limit) == expected
 
 
-def test_what_is_one_character_is_cut_only_if_it_is_too_long():
+def test_grapheme_clusters_are_split_only_if_they_are_too_long():
     assert cut("a" + "\u0301" * 9, 10) == ["a" + "\u0301" * 9]
     assert "".join(cut("a" + "\u0301" * 9, 4)) == "a" + "\u0301" * 9
     assert cut("👩\u200d👧", 2) == ["👩\u200d", "👧"]
@@ -231,12 +232,12 @@ def test_white_space():
     assert split("a. B.", letters, 4) == [Piece("a.", " "), Piece("B.", "")]
 
 
-def test_what_cannot_be_done_is_said():
-    with pytest.raises(InputError, match="a piece of at most 0 tokens can hold no text"):
+def test_invalid_arguments():
+    with raises(InputError, option="limit", value=0):
         split("a", letters, 0)
-    with pytest.raises(InputError, match=r"'漢' alone has \d tokens; a piece of at most 2 cannot hold it"):
+    with raises(InputError, option="limit", value=2, match="漢"):
         split("a 漢", tokens, 2)
-    with pytest.raises(InputError, match="there are 2 pieces and 1 answers; each piece needs one"):
+    with raises(InputError, option="answers", value=1):
         join([Piece("a", ""), Piece("b", "")], ["a"])
 
 
@@ -312,14 +313,14 @@ def test_answers_in_another_script(source, answers, expected):
 
 
 @given(st.lists(st.sampled_from(["One two.", "Three four five!", "Six, seven, eight nine ten?"]), max_size=8))
-def test_sentences_are_together_up_to_what_is_usual_and_a_long_one_stays_whole(sentences):
+def test_sentences_share_a_piece_up_to_the_trained_source_length(sentences):
     text = " ".join(sentences)
     assert [piece.text for piece in split(text, words, 5, 1)] == sentences
-    for usual in (2, 4, 6, 9):
-        found = split(text, words, 50, usual)
+    for together in (2, 4, 6, 9):
+        found = split(text, words, 50, together)
         assert "".join(piece.text + piece.gap for piece in found) == text
         for piece in found:
-            assert words([piece.text])[0] <= usual or piece.text in sentences
+            assert words([piece.text])[0] <= together or piece.text in sentences
 
 
 def words(texts):

@@ -1,4 +1,4 @@
-"""What a stream gives, put together, is what decoding all at once gives."""
+"""Streaming decoding gives the same text as decoding all ids together."""
 
 import io
 import json
@@ -193,7 +193,7 @@ CYCLES += [["<silent>", "<0xE2>"], ["ð", "Ł", "ĺ"], ["ï", "¿", "½"], ["Ģ"
 
 
 @pytest.mark.parametrize("cycle", CYCLES, ids="".join)
-def test_what_repeats_for_long(tokenizer, cycle):
+def test_long_repetitions(tokenizer, cycle):
     entries = named(tokenizer)
     ids = [entries[piece] for piece in cycle if piece in entries]
     for shift in range(len(ids)):
@@ -202,7 +202,7 @@ def test_what_repeats_for_long(tokenizer, cycle):
 
 
 @pytest.mark.parametrize("tokenizer", ["ours", "gpt2"], indirect=True)
-def test_a_character_is_given_when_it_is_whole(tokenizer):
+def test_a_character_is_returned_when_it_is_complete(tokenizer):
     (ids,) = tokenizer.encode(["a漢🙂b"])
     stream = TextStream(tokenizer)
     found = [new for i in ids if (new := stream.push(i))]
@@ -211,7 +211,7 @@ def test_a_character_is_given_when_it_is_whole(tokenizer):
 
 
 @pytest.mark.parametrize("tokenizer", ["ours", "bert", "gpt2"], indirect=True)
-def test_words_come_with_the_ids_that_make_them(tokenizer):
+def test_words_are_returned_with_their_ids(tokenizer):
     (ids,) = tokenizer.encode([LINES[0]])
     stream = TextStream(tokenizer)
     for count, i in enumerate(ids, start=1):
@@ -220,7 +220,7 @@ def test_words_come_with_the_ids_that_make_them(tokenizer):
 
 
 @pytest.mark.parametrize("tokenizer", ["ours"], indirect=True)
-def test_what_stays_broken_comes_at_the_end_and_a_stream_can_be_used_again(tokenizer):
+def test_incomplete_characters_are_returned_at_the_end(tokenizer):
     entries = named(tokenizer)
     stream = TextStream(tokenizer)
     for _ in range(2):
@@ -230,7 +230,7 @@ def test_what_stays_broken_comes_at_the_end_and_a_stream_can_be_used_again(token
     assert stream.push(entries["▁"]) == ""  # a beginning again
 
 
-def test_special_tokens_say_nothing(tokenizer):
+def test_special_tokens_have_no_text(tokenizer):
     stream = TextStream(tokenizer)
     assert [stream.push(i) for i in (PAD, START, END)] == ["", "", ""]
     if tokenizer.own_ids[UNKNOWN] < 0:
@@ -238,7 +238,7 @@ def test_special_tokens_say_nothing(tokenizer):
     assert stream.finish() == ""
 
 
-def test_an_id_costs_the_same_however_long_the_text(tokenizer, monkeypatch):
+def test_time_per_id_does_not_depend_on_the_length(tokenizer, monkeypatch):
     (ids,) = tokenizer.encode([" ".join(TEXTS)])
     ids = (ids * (6000 // len(ids) + 1))[:6000]
     decode = tokenizer.decode
@@ -255,7 +255,7 @@ OWN = Tokenizer.train(LINES, 500)
 
 
 @given(st.data())
-def test_answers_to_pieces_are_told_in_their_order_whichever_comes_first(data):
+def test_answers_to_pieces_are_returned_in_order(data):
     tokenizer = OWN
     texts = data.draw(st.lists(st.sampled_from(["a b.", "", "Ein Mann", "läuft 🦊!"]), max_size=4))
     pieces = [Piece(text, data.draw(st.sampled_from([" ", "\n", ""]))) for text in texts]

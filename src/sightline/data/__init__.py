@@ -1,1 +1,1 @@
-"""Corpora: the built-in one, files, and batches of them."""
+"""Training text: files, the built-in corpus, tokenised stores and batches."""

@@ -1,14 +1,14 @@
-"""The built-in corpus: English and German from a grammar small enough to read, whose translation needs attention.
+"""The built-in corpus: English and German sentences from a small grammar, whose translation needs attention.
 
-The two languages order their words differently (verbs at the end, behind the object, before the subject), articles and
-adjectives agree with nouns, negation moves, and *it* becomes er, sie or es by the noun it stands for:
+The word order of the two languages differs (verbs at the end, after the object, before the subject), articles and
+adjectives agree with nouns, negation moves, and *it* is er, sie or es, depending on its antecedent:
 
     The animal didn't cross the street because it was too tired.   Das Tier ..., weil es zu müde war.
     The animal didn't cross the street because it was too wide.    Das Tier ..., weil sie zu breit war.
 
-Which noun that is, only the last adjective tells. Every pair comes with its gold word alignment and, where there is a
-pronoun, its gold antecedent. A sentence belongs to one split and to no other, whatever the seed; and some nouns are
-seen with some verbs in the `unseen` split alone, so that putting known words together anew can be tested by itself.
+Only the last adjective decides which noun that is. Each pair has its gold word alignment and, with a pronoun, its gold
+antecedent. Each sentence belongs to one split for all seeds. Some combinations of nouns and verbs occur only in the
+split `unseen`, which tests generalisation to new combinations of known words.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ SPLITS: tuple[Split, ...] = ("train", "dev", "test", "unseen")
 
 
 class Noun(NamedTuple):
-    """An English noun, the German one, and its gender."""
+    """An English noun, its German translation, and its gender."""
 
     english: str
     german: str
@@ -79,7 +79,7 @@ VERBS = [
     Verb(("fear", "feared", "feared"), ("fürchten", "fürchtete", "gefürchtet")),
     Verb(("guard", "guarded", "guarded"), ("bewachen", "bewachte", "bewacht")),
 ]
-# Before a noun, in German without its ending; behind "too", what only an animal or only a place can be.
+# Adjectives before a noun, in German without ending; after "too", adjectives for animals only or for places only.
 ATTRIBUTES = {"old": "alt", "small": "klein", "big": "groß", "brown": "braun", "white": "weiß", "quiet": "still"}
 OF_ANIMALS = {"tired": "müde", "hungry": "hungrig", "sick": "krank", "lazy": "faul", "slow": "langsam", "shy": "scheu"}
 OF_PLACES = {"wide": "breit", "deep": "tief", "dark": "dunkel", "wet": "nass", "narrow": "schmal", "steep": "steil"}
@@ -92,27 +92,27 @@ PRONOUN = {"m": "er", "f": "sie", "n": "es"}
 
 
 class Pair(NamedTuple):
-    """A sentence and its translation, and what is known about them."""
+    """A sentence and its translation, with annotations."""
 
     source: str
     target: str
     source_words: tuple[str, ...]
     target_words: tuple[str, ...]
     alignment: frozenset[tuple[int, int]]
-    """Which source word is which target word, by position."""
+    """Links between positions of source words and target words."""
     pronoun: int | None
-    """The position of "it" among the source words, if there is one."""
+    """Position of "it" in the source words, if any."""
     antecedent: int | None
-    """The position of the noun it stands for."""
+    """Position of its antecedent."""
 
     @property
     def target_pronoun(self) -> int | None:
-        """The position of the pronoun among the target words."""
+        """Position of the pronoun in the target words."""
         return next((j for i, j in self.alignment if i == self.pronoun), None)
 
 
 class Plan(NamedTuple):
-    """All that is to be chosen for a sentence."""
+    """The choices for a sentence."""
 
     animal: Noun
     place: Noun
@@ -121,26 +121,30 @@ class Plan(NamedTuple):
     negation: Literal["", "n't", "not"] = ""
     adverb: str = ""
     attributes: tuple[str, str] = ("", "")  # of the animal and of the place
-    reason: str = ""  # the adjective behind "because it was too"
+    reason: str = ""  # the adjective after "because it was too"
 
 
 Word = tuple[str, str]
-"""A word, and what it is part of. Words of both languages that are part of the same thing are aligned."""
+"""A word and its role. Words of both languages with the same role are aligned."""
 
 
 def generate(split: Split, count: int, seed: int = 0) -> Iterator[Pair]:
-    """`count` different pairs of a split. The same seed gives the same pairs."""
+    """Yield `count` different pairs of a split. The same seed gives the same pairs."""
     if split not in SPLITS:
-        raise InputError(f"the built-in corpus has no split {split!r}; it has {', '.join(SPLITS)}.")
-    chance = random.Random(f"{split} {seed}")  # noqa: S311
+        raise InputError(f"`split` must be one of {', '.join(SPLITS)}, got {split!r}.", option="split", value=split)
+    generator = random.Random(f"{split} {seed}")  # noqa: S311
     riddles = {pair.target for pair in riddle()}
     seen: set[str] = set()
     tries = 0
     while len(seen) < count:
         tries += 1
         if tries > 1000 * (count + 100):
-            raise InputError(f"the built-in corpus has no {count} different sentences in its {split} split.")
-        plan = _draw(chance)
+            raise InputError(
+                f"`count` is greater than the number of different sentences in the split {split}: {count}.",
+                option="count",
+                value=count,
+            )
+        plan = _draw(generator)
         pair = _compose(plan)
         if _split(plan, pair) == split and pair.target not in riddles and pair.source not in seen:
             seen.add(pair.source)
@@ -148,44 +152,44 @@ def generate(split: Split, count: int, seed: int = 0) -> Iterator[Pair]:
 
 
 def riddle() -> tuple[Pair, Pair]:
-    """The animal that was too tired and the street that was too wide: in no split, so always new to a model."""
+    """Return the animal that was too tired and the street that was too wide, which are in no split."""
     plan = Plan(ANIMALS[0], PLACES[0], VERBS[0], negation="n't")
     return _compose(plan._replace(reason="tired")), _compose(plan._replace(reason="wide"))
 
 
 def _split(plan: Plan, pair: Pair) -> Split:
-    """By the German sentence, which may have two English ones: both are in the same split then."""
+    """Return the split of a pair by its German sentence, so that both English versions are in the same split."""
     if (ANIMALS.index(plan.animal) + VERBS.index(plan.verb)) % 7 == 3:
         return "unseen"
     place = int.from_bytes(hashlib.blake2b(pair.target.encode(), digest_size=2).digest()) % 20
     return "dev" if place == 0 else "test" if place == 1 else "train"
 
 
-def _draw(chance: random.Random) -> Plan:
-    negated = chance.random() < 0.5
-    tense = chance.choice(
-        ["past", "past", "perfect", "could" if negated else chance.choice(["wanted to", "could", "had to"])]
+def _draw(generator: random.Random) -> Plan:
+    negated = generator.random() < 0.5
+    tense = generator.choice(
+        ["past", "past", "perfect", "could" if negated else generator.choice(["wanted to", "could", "had to"])]
     )
-    negation = "" if not negated else chance.choice(["n't", "not"]) if tense == "past" else "not"
-    reasons = chance.choice([OF_ANIMALS, OF_PLACES])
+    negation = "" if not negated else generator.choice(["n't", "not"]) if tense == "past" else "not"
+    reasons = generator.choice([OF_ANIMALS, OF_PLACES])
     return Plan(
-        chance.choice(ANIMALS),
-        chance.choice(PLACES),
-        chance.choice(VERBS),
+        generator.choice(ANIMALS),
+        generator.choice(PLACES),
+        generator.choice(VERBS),
         tense,  # type: ignore[arg-type]
         negation,  # type: ignore[arg-type]
-        chance.choice(list(ADVERBS)) if chance.random() < 0.3 else "",
-        (_attribute(chance), _attribute(chance)),
-        chance.choice(list(reasons)) if chance.random() < 0.6 else "",
+        generator.choice(list(ADVERBS)) if generator.random() < 0.3 else "",
+        (_attribute(generator), _attribute(generator)),
+        generator.choice(list(reasons)) if generator.random() < 0.6 else "",
     )
 
 
-def _attribute(chance: random.Random) -> str:
-    return chance.choice(list(ATTRIBUTES)) if chance.random() < 0.3 else ""
+def _attribute(generator: random.Random) -> str:
+    return generator.choice(list(ATTRIBUTES)) if generator.random() < 0.3 else ""
 
 
 def _compose(plan: Plan) -> Pair:
-    """Write the sentence in both languages."""
+    """Return the sentence in both languages."""
     animal, place = plan.animal, plan.place
     ending = "en" if place.gender == "m" else "e"
     subject = _noun_phrase(animal, "subject", plan.attributes[0], SUBJECT_ARTICLE[animal.gender], "e")
@@ -193,7 +197,7 @@ def _compose(plan: Plan) -> Pair:
     english, finite, last = _verb_phrase(plan)
     source = [*subject[0], *english, *object_[0]]
     rest = [*object_[1], *([("nicht", "not")] if plan.negation else []), *last]
-    if plan.adverb:  # the verb stays second in German, so the subject moves behind it
+    if plan.adverb:  # the German verb is second, so the subject follows it
         source = [(plan.adverb, "adverb"), *source]
         target = [(ADVERBS[plan.adverb], "adverb"), finite, *subject[1], *rest]
     else:
@@ -208,7 +212,7 @@ def _compose(plan: Plan) -> Pair:
 
 
 def _noun_phrase(noun: Noun, role: str, attribute: str, article: str, ending: str) -> tuple[list[Word], list[Word]]:
-    """the (old) dog / der (alte) Hund."""
+    """Return "the (old) dog" and "der (alte) Hund"."""
     english, german = [("the", f"{role} article")], [(article, f"{role} article")]
     if attribute:
         english.append((attribute, f"{role} attribute"))
@@ -217,7 +221,7 @@ def _noun_phrase(noun: Noun, role: str, attribute: str, article: str, ending: st
 
 
 def _verb_phrase(plan: Plan) -> tuple[list[Word], Word, list[Word]]:
-    """The English verb with its helpers; German's finite verb; and what German puts at the end."""
+    """Return the English verb with auxiliaries, the finite German verb, and the end of the German clause."""
     (infinitive, past, participle), german = plan.verb.english, plan.verb.german
     negation = [("not", "not")] if plan.negation else []
     if plan.tense == "past":
@@ -249,6 +253,6 @@ def _pair(source: list[Word], target: list[Word], antecedent: str | None) -> Pai
 
 
 def _write(words: tuple[str, ...]) -> str:
-    """As one writes it: a capital first, no space before a comma or a stop."""
+    """Join words to a sentence: capital letter first, no space before punctuation."""
     text = " ".join(words).replace(" ,", ",").replace(" .", ".")
     return text[0].upper() + text[1:]

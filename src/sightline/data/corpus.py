@@ -1,7 +1,7 @@
-"""What training reads, from files: pairs of sentences (parallel text, TSV, JSONL), documents (plain text) and
-conversations (JSONL); plain or compressed (gz, xz, bz2, zst).
+"""Training text from files: sentence pairs (parallel text, TSV, JSONL), documents (plain text) and dialogues (JSONL),
+plain or compressed (gz, xz, bz2, zst).
 
-Read as a stream, so a corpus may be larger than memory. What is wrong with a file is told with its name and line.
+Files are streamed, so they may be larger than memory. Errors have the name and the line of the file.
 """
 
 import bz2
@@ -34,14 +34,14 @@ __all__ = [
 ]
 
 LONGEST_LINE = 100_000
-"""Characters. A longer line is no sentence; most likely the file is not what it was taken for."""
+"""Maximum characters of a line. Longer lines are not sentences; the file probably has another format."""
 LONGEST_DOCUMENT = 1_000_000
-"""Characters. A longer document is given in parts, cut between lines: a file without a blank line is one document, and
-may not fit into memory."""
+"""Maximum characters of a document. Longer ones are split between lines, because a file without blank lines may not fit
+into memory."""
 
 
 class Parallel(NamedTuple):
-    """Two files: line i of the one translates line i of the other."""
+    """Two files; line i of one is the translation of line i of the other."""
 
     source: Path
     target: Path
@@ -54,37 +54,36 @@ class Table(NamedTuple):
 
 
 Corpus = Parallel | Table
-"""What pairs are read from."""
+"""Files with sentence pairs."""
 
 
 class Text(NamedTuple):
-    """One file of plain text, one document after another. A blank line ends a document."""
+    """One file of plain text; blank lines separate documents."""
 
     path: Path
 
 
 class Dialogue(NamedTuple):
-    """One file of conversations, JSONL: {"turns": ["...", "..."]} or the bare list. The first turn is the user's, the
-    second its reply, and so on in turn."""
+    """One JSONL file of dialogues: {"turns": ["...", "..."]} or a list. Turns alternate; the user begins."""
 
     path: Path
 
 
 def read_pairs(corpus: Corpus) -> Iterator[tuple[str, str]]:
-    """The pairs of a corpus, in order, as raw text."""
+    """Yield the pairs of a corpus in order, as raw text."""
     if isinstance(corpus, Parallel):
         yield from _parallel(corpus)
         return
     kind = next((s for s in reversed(corpus.path.suffixes) if s not in OPENERS), "")
     readers: dict[str, Callable[[str, str], tuple[str, str]]] = {".tsv": _tsv, ".jsonl": _jsonl}
     if kind not in readers:
-        raise InputError(f"{corpus.path}: pairs are read from .tsv or .jsonl files (or such files compressed).")
+        raise InputError(f"{corpus.path}: not a .tsv or .jsonl file, plain or compressed.", value=corpus.path)
     for number, line in enumerate(lines(corpus.path), start=1):
         yield readers[kind](line, f"{corpus.path}:{number}")
 
 
 def read_documents(corpus: Text) -> Iterator[str]:
-    """The documents of a text, in order, with the line breaks that are in them."""
+    """Yield the documents of a text in order, with their line breaks."""
     found = False
     document: list[str] = []
     size = 0
@@ -97,32 +96,34 @@ def read_documents(corpus: Text) -> Iterator[str]:
             document.append(line)
             size += len(line) + 1
     if not found:
-        raise InputError(f"{corpus.path}: the file has nothing but blank lines.")
+        raise InputError(f"{corpus.path}: the file has only blank lines.", value=corpus.path)
 
 
 def read_dialogues(corpus: Dialogue) -> Iterator[list[str]]:
-    """The conversations of a file, in order, each as its turns."""
+    """Yield the dialogues of a file in order, as lists of turns."""
     for number, line in enumerate(lines(corpus.path), start=1):
         yield _turns(line, f"{corpus.path}:{number}")
 
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a text file in UTF-8, without their ends."""
+    """Yield the lines of a text file in UTF-8, without line ends."""
     number = 0
     for number, raw in enumerate(raw_lines(path), start=1):
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise InputError(f"{path}:{number}: byte {error.start + 1} is not valid UTF-8.") from None
+            raise InputError(f"{path}:{number}: byte {error.start + 1} is not valid UTF-8.", value=path) from None
         if len(line) > LONGEST_LINE:
-            raise InputError(f"{path}:{number}: the line has {len(line):,} characters; {LONGEST_LINE:,} is the limit.")
+            raise InputError(
+                f"{path}:{number}: the line has {len(line):,} characters; the limit is {LONGEST_LINE:,}.", value=path
+            )
         yield line
     if number == 0:
-        raise InputError(f"{path}: the file is empty.")
+        raise InputError(f"{path}: the file is empty.", value=path)
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file as they are, plain or compressed."""
+    """Yield the lines of a plain or compressed file as bytes."""
     number = 0
     try:
         with _open(path) as file:
@@ -130,9 +131,9 @@ def raw_lines(path: Path) -> Iterator[bytes]:
                 number += 1
                 yield raw
     except (OSError, EOFError, lzma.LZMAError, zstandard.ZstdError) as error:
-        reason = getattr(error, "strerror", None) or str(error) or "the file is cut short"
+        reason = getattr(error, "strerror", None) or str(error) or "the file is incomplete"
         where = f"{path}:{number + 1}" if number else str(path)
-        raise InputError(f"{where}: cannot be read: {reason}.") from None
+        raise InputError(f"{where}: cannot be read: {reason}.", value=path) from None
 
 
 def _open_zst(path: Path) -> IO[bytes]:
@@ -155,14 +156,15 @@ def _open(path: Path) -> IO[bytes]:
 def _parallel(corpus: Parallel) -> Iterator[tuple[str, str]]:
     source, target = corpus
     if source.resolve() == target.resolve():
-        raise InputError(f"{source}: the same file is given as source and as target.")
+        raise InputError(f"{source}: source and target are the same file.", value=source)
     pairs = itertools.zip_longest(lines(source), lines(target))
     for number, (one, other) in enumerate(pairs):
         if one is None or other is None:
             rest = number + 1 + sum(1 for _ in pairs)
             counts = (number, rest) if one is None else (rest, number)
             raise InputError(
-                f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}; they must have as many."
+                f"{source} has {counts[0]:,} lines, {target} has {counts[1]:,}. The numbers must be equal.",
+                value=source,
             )
         yield one, other
 
@@ -170,7 +172,7 @@ def _parallel(corpus: Parallel) -> Iterator[tuple[str, str]]:
 def _tsv(line: str, where: str) -> tuple[str, str]:
     columns = line.split("\t")
     if len(columns) < 2:
-        raise InputError(f"{where}: the line has no tab between source and target.")
+        raise InputError(f"{where}: no tab between source and target.", value=where)
     return columns[0], columns[1]
 
 
@@ -179,18 +181,18 @@ def _jsonl(line: str, where: str) -> tuple[str, str]:
         record = json.loads(line)
         source, target = record["source"], record["target"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise InputError(f'{where}: the line is not a JSON object with "source" and "target".') from None
+        raise InputError(f'{where}: not a JSON object with "source" and "target".', value=where) from None
     if not isinstance(source, str) or not isinstance(target, str):
-        raise InputError(f'{where}: "source" and "target" must be texts.')
-    return _whole(source, where), _whole(target, where)
+        raise InputError(f'{where}: "source" and "target" must be strings.', value=where)
+    return _valid(source, where), _valid(target, where)
 
 
-def _whole(text: str, where: str) -> str:
-    """A text in which no half of a character stands by itself; JSON can write such a thing, and nobody can read it."""
+def _valid(text: str, where: str) -> str:
+    """Return a text without lone surrogates, which JSON can contain and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InputError(f"{where}: half a character (a lone surrogate) is no text.") from None
+        raise InputError(f"{where}: the text has a lone surrogate (half a character).", value=where) from None
     return text
 
 
@@ -201,12 +203,10 @@ def _turns(line: str, where: str) -> list[str]:
         record = None
     turns = record.get("turns") if isinstance(record, dict) else record
     if not isinstance(turns, list):
-        raise InputError(f'{where}: the line is neither a JSON list of turns nor a JSON object with "turns".')
+        raise InputError(f'{where}: not a JSON list of turns or a JSON object with "turns".', value=where)
     for number, turn in enumerate(turns, start=1):
         if not isinstance(turn, str):
-            raise InputError(f"{where}: turn {number} is {json.dumps(turn)[:40]}; a turn must be a text.")
+            raise InputError(f"{where}: turn {number} must be a string, got {json.dumps(turn)[:40]}.", value=where)
     if len(turns) < 2:
-        raise InputError(
-            f"{where}: the conversation has only {len(turns)} of the two turns it needs: something said, and a reply."
-        )
-    return [_whole(turn, where) for turn in turns]
+        raise InputError(f"{where}: a dialogue must have at least 2 turns, got {len(turns)}.", value=where)
+    return [_valid(turn, where) for turn in turns]

@@ -1,8 +1,7 @@
-"""The endless stream of batches a run trains on, prepared while the device works.
+"""The infinite stream of training batches, prepared in the background.
 
-Batch after batch, epoch after epoch, as a pure function of the seed: whoever knows the epoch and the place in it knows
-all that comes, so a run that is resumed sees exactly what it would have seen. An update takes the next few batches of
-the stream; with several processes, each takes its own share of them.
+The stream is a pure function of the seed, so a run that is resumed at an epoch and batch continues with the same
+batches. An update takes the next few batches; with several processes, each takes its share of them.
 """
 
 import queue
@@ -33,7 +32,7 @@ Item = TypeVar("Item")
 
 
 class Place(NamedTuple):
-    """A place in the stream: the next batch is number `batch` of this epoch."""
+    """A position in the stream: the next batch is number `batch` of this epoch."""
 
     epoch: int = 0
     batch: int = 0
@@ -43,42 +42,42 @@ class Update(NamedTuple):
     """The batches of one update."""
 
     batches: list[tuple[int, Batch]]
-    """This process's share, each with its number in the update."""
+    """The batches of this process, each with its number in the update."""
     tokens: int
-    """Target tokens in all processes' batches."""
+    """Target tokens in the batches of all processes."""
     cells: int
-    """Source and target tokens in them."""
+    """Source and target tokens in the batches of all processes."""
     place: Place
-    """Where the next update begins."""
+    """The position of the next update."""
     epoch: float
-    """How often the corpus has been seen by then."""
+    """Passes over the corpus after this update."""
 
     def pinned(self) -> "Update":
-        """The same in memory from which a GPU can fetch it by itself."""
+        """Copy the batches to pinned memory."""
         return self._replace(batches=[(number, batch.pinned()) for number, batch in self.batches])
 
 
 class Feed:
-    """Batches of a store. With several readings of the corpus (BPE-dropout), the epochs take turns among them."""
+    """Batches of a store. With several versions of the corpus (BPE-dropout), epochs alternate between them."""
 
     def __init__(
         self,
         stores: list[Store],
         *,
-        budget: int,
+        batch_tokens: int,
         seed: int,
         rows: Rows = "padded",
         masked: int | None = None,
         only: NDArray[np.int64] | None = None,
     ) -> None:
-        """`masked`: batches are exercises for a reader, with random words out of a vocabulary of this size. `only`: of
-        the pairs, these."""
-        self.stores, self.budget, self.seed, self.rows, self.masked = stores, budget, seed, rows, masked
+        """`masked`: mask tokens for masked language modelling, with random tokens of a vocabulary of this size.
+        `only`: indices of the pairs to use."""
+        self.stores, self.batch_tokens, self.seed, self.rows, self.masked = stores, batch_tokens, seed, rows, masked
         self.only = only
         self._plans: dict[int, list[Any]] = {}
 
     def plan(self, epoch: int) -> list[Any]:
-        """What each batch of an epoch is made of."""
+        """Return the composition of each batch of an epoch."""
         if epoch not in self._plans:
             store = self._store(epoch)
             target = store.target.lengths
@@ -87,10 +86,10 @@ class Feed:
             drawn = store.draw(self.seed, epoch)
             if self.only is not None:
                 drawn = drawn[np.isin(drawn, self.only)]
-            made = list(make(source, target, self.budget, self.seed, epoch, drawn))
+            made = list(make(source, target, self.batch_tokens, self.seed, epoch, drawn))
             if not made:
-                raise InputError("the weights of the files are so small that none of their text is left to train on.")
-            first = {0: self._plans[0]} if 0 in self._plans else {}  # it is asked for again and again
+                raise InputError("No training text is left: the weights of the files are too small.")
+            first = {0: self._plans[0]} if 0 in self._plans else {}  # is used repeatedly
             self._plans = {**first, epoch: made}
         return self._plans[epoch]
 
@@ -98,13 +97,13 @@ class Feed:
         return self.stores[epoch % len(self.stores)]
 
     def batch(self, place: Place) -> Batch:
-        """The batch at a place of the stream."""
+        """Return the batch at a position."""
         store, chosen = self._store(place.epoch), self.plan(place.epoch)[place.batch]
         batch = collate_shared(store, chosen) if isinstance(chosen, Shared) else collate(store, chosen)
         return batch if self.masked is None else mask_words(batch, self.masked, [self.seed, *place])
 
     def updates(self, place: Place, accumulate: int = 1, rank: int = 0, world: int = 1) -> Iterator[Update]:
-        """The updates from this place on, without end."""
+        """Yield the updates from a position, without end."""
         while True:
             mine, tokens, cells = [], 0, 0
             for number in range(accumulate * world):
@@ -130,7 +129,7 @@ class Feed:
         return sum(int((side.starts[pairs + 1] - side.starts[pairs] + 1).sum()) for side in sides)
 
     def _tokens(self, place: Place) -> int:
-        """Of another process's batch: they count in the loss of all."""
+        """Return the target tokens of a batch of another process, which normalise the loss, too."""
         store = self._store(place.epoch)
         if store.source is None:
             return self.batch(place).tokens
@@ -138,7 +137,7 @@ class Feed:
         return int((starts[pairs + 1] - starts[pairs] + 1).sum())
 
     def filled(self) -> float:
-        """The part of the cells of an epoch's batches that are tokens."""
+        """Return the fraction of cells that are not padding, in the first epoch."""
         store = self._store(0)
         target = store.target.lengths
         tokens = cells = 0
@@ -154,11 +153,11 @@ class Feed:
 
 
 def ahead(make: Callable[[], Iterator[Item]], depth: int = 8) -> Generator[Item, None, None]:
-    """The same items, made by a thread of their own, so many ahead of whoever takes them."""
+    """Yield the items of an iterator that runs in a thread, up to `depth` items ahead."""
     ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
     closed = threading.Event()
 
-    def hand_over(item: tuple[Any, BaseException | None]) -> bool:
+    def put(item: tuple[Any, BaseException | None]) -> bool:
         while not closed.is_set():
             try:
                 ready.put(item, timeout=0.1)
@@ -170,11 +169,11 @@ def ahead(make: Callable[[], Iterator[Item]], depth: int = 8) -> Generator[Item,
     def work() -> None:
         try:
             for item in make():
-                if not hand_over((item, None)):
+                if not put((item, None)):
                     return
-            hand_over((None, StopIteration()))
+            put((None, StopIteration()))
         except BaseException as error:
-            hand_over((None, error))
+            put((None, error))
 
     thread = threading.Thread(target=work, name="sightline batches", daemon=True)
     thread.start()

@@ -1,11 +1,11 @@
-"""Tokenised corpora on disk, so that nothing is tokenised twice and memory does not grow with the corpus.
+"""Tokenised corpora on disk, so that text is tokenised once and memory does not grow with the corpus.
 
-A store is a folder: for each side the ids of all sentences end to end (`source.ids`) and where each begins
-(`source.starts`), and what it was made of (`store.json`). Its name is a hash of everything that went into it: the
-contents of the files, the tokenizer, the cleaning. The same question finds the same folder.
+A store is a folder. Each side has the concatenated ids of all sentences (`source.ids`) and their starts
+(`source.starts`); `store.json` has the metadata. The name of the folder is a hash of all inputs: the contents of the
+files, the tokenizer, the filter.
 
-Pairs have a source and a target. Plain text has a target alone, cut into pieces; conversations have a target, and
-beside it which of its tokens count in the loss.
+Pairs have a source and a target. Plain text has only a target, split into pieces. Dialogues have a target and a loss
+mask.
 """
 
 import hashlib
@@ -42,10 +42,10 @@ __all__ = [
     "prepare_texts",
 ]
 
-FORMAT = 3
-CHUNK = 10_000  # pairs, documents or conversations tokenised at a time,
-CHUNK_TEXT = 8_000_000  # and characters: documents are of any size
-IN_MEMORY = 64_000_000  # bytes; a side that is smaller is read whole, once
+FORMAT = 4
+CHUNK = 10_000  # pairs, documents or dialogues that are tokenised together
+CHUNK_TEXT = 8_000_000  # characters, because documents can have any size
+IN_MEMORY = 64_000_000  # bytes; smaller sides are read once and kept in memory
 STARTS = np.dtype("<i8")
 
 Kind = TypeVar("Kind", Parallel | Table, Text, Dialogue)
@@ -54,20 +54,20 @@ Progress = Callable[[int], None]
 
 
 def _silent(_: int) -> None:
-    """Progress that nobody listens to."""
+    """Ignore progress."""
 
 
 class Cleaning(NamedTuple):
-    """Which pairs are left out of training."""
+    """Limits of training pairs; other pairs are left out."""
 
     max_length: int = 250
-    """Tokens; longer sentences are rare, and cost memory out of proportion."""
+    """Tokens of a sentence; longer ones are rare and need much memory."""
     max_ratio: float = 4.0
-    """How many times longer one side may be than the other. Short sentences have some slack."""
+    """Ratio between the lengths of both sides, with some slack for short sentences."""
 
 
 class Counts(NamedTuple):
-    """What became of the pairs. Of plain text the pieces are counted, all kept."""
+    """Numbers of pairs kept and left out; of pieces, all kept, for plain text."""
 
     kept: int = 0
     empty: int = 0
@@ -76,19 +76,19 @@ class Counts(NamedTuple):
 
     @property
     def read(self) -> int:
-        """All pairs that were read."""
+        """Number of pairs read."""
         return sum(self)
 
 
 class Weighted(NamedTuple, Generic[Kind]):
-    """A corpus, and how many times each of its pairs is seen in an epoch: 2.5 is twice, and every other one again."""
+    """A corpus and the number of times that each pair is used per epoch: 2.5 is twice, and half of them again."""
 
     corpus: Kind
     weight: float
 
 
 class Part(NamedTuple):
-    """What one corpus gave: the pairs from `first` to before `last`."""
+    """The pairs of one corpus: from `first` to before `last`."""
 
     first: int
     last: int
@@ -96,7 +96,7 @@ class Part(NamedTuple):
 
 
 class Side:
-    """One side of a store: the ids of each sentence, read from the disk when they are asked for."""
+    """One side of a store: the ids of each sentence, read when they are used."""
 
     def __init__(self, folder: Path, name: str, dtype: str) -> None:
         self.starts: NDArray[np.int64] = np.memmap(folder / f"{name}.starts", STARTS, "r")
@@ -107,7 +107,7 @@ class Side:
 
     @property
     def lengths(self) -> NDArray[np.int32]:
-        """Tokens of every sentence."""
+        """Number of tokens of each sentence."""
         return np.diff(self.starts).astype(np.int32)
 
     def __getitem__(self, index: int) -> NDArray[Any]:
@@ -115,7 +115,7 @@ class Side:
         return self._read(int(first), int(last))
 
     def take(self, indices: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The ids of these sentences end to end, and how many each has."""
+        """Return the concatenated ids of these sentences, and their lengths."""
         indices = np.asarray(indices, np.int64)
         firsts = np.asarray(self.starts[indices])
         lengths = self.starts[indices + 1] - firsts
@@ -125,17 +125,17 @@ class Side:
         if self._whole is None:
             self._whole = self._read(0, int(self.starts[-1]))
         ends = lengths.cumsum()
-        moved = np.repeat(firsts - (ends - lengths), lengths)  # from its place here to its place there
-        return self._whole[moved + np.arange(len(moved))], lengths
+        shift = np.repeat(firsts - (ends - lengths), lengths)
+        return self._whole[shift + np.arange(len(shift))], lengths
 
     def _read(self, first: int, last: int) -> NDArray[Any]:
         size = self._dtype.itemsize
-        # Read, not mapped: mapped pages count as resident memory once they are touched.
+        # Not mapped: pages of a memory map stay in the resident memory once they are used.
         return np.frombuffer(os.pread(self._ids, (last - first) * size, first * size), self._dtype)
 
 
 class Store:
-    """A tokenised corpus, or several, one after another."""
+    """A tokenised corpus, or several, concatenated."""
 
     def __init__(self, folder: Path, weights: Sequence[float] | None = None) -> None:
         about = read_json_object(folder / "store.json")
@@ -144,8 +144,8 @@ class Store:
         self.counts = Counts(**about["counts"])
         self.target: Side = sides["target"]
         self.source: Side | None = sides.get("source")
-        self.counted: Side | None = sides.get("counted")
-        """For each token of the target 1 if it counts in the loss, else 0. None: all of them count."""
+        self.loss_mask: Side | None = sides.get("loss_mask")
+        """1 for each target token in the loss, else 0. None: all tokens are in the loss."""
         ends = np.cumsum(about["parts"]).tolist()
         weights = weights or [1.0] * len(ends)
         self.parts = [Part(*part) for part in zip([0, *ends[:-1]], ends, weights, strict=True)]
@@ -154,14 +154,14 @@ class Store:
         return self.counts.kept
 
     def draw(self, seed: int, epoch: int) -> NDArray[np.int64]:
-        """The pairs of an epoch, in their own order, each as often as its corpus weighs: a pure function of seed and
-        epoch. What a weight has behind the point is made up by chance, so in another epoch it is other pairs."""
-        chance = np.random.default_rng([seed, epoch])
+        """Return the pairs of an epoch in order, each as often as the weight of its corpus. The fraction of a weight
+        selects random pairs, by seed and epoch."""
+        generator = np.random.default_rng([seed, epoch])
         times = np.empty(len(self), np.int64)
         for first, last, weight in self.parts:
             times[first:last] = int(weight)
             more = round((weight - int(weight)) * (last - first))
-            times[first + chance.permutation(last - first)[:more]] += 1
+            times[first + generator.permutation(last - first)[:more]] += 1
         return np.repeat(np.arange(len(self)), times)
 
 
@@ -174,20 +174,19 @@ def prepare(
     dropout: float = 0.0,
     reading: int = 0,
 ) -> Store:
-    """The store of these corpora: found if it was made before, made otherwise. `progress` hears how many pairs were
-    read. A store that is not finished is never taken for one that is.
+    """Return the store of sentence pairs; create it if needed. `progress` is called with the number of pairs read.
 
-    With `dropout` (BPE-dropout) words are split in ways left to chance, other ones in each `reading`. All readings
-    have the same pairs in the same order: cleaning looks at the text as it is split without dropout.
+    `dropout`: probability of skipping merges (BPE-dropout), differently in each `reading`. All readings have the same
+    pairs in the same order, because the filter uses the text without dropout.
     """
     cleaning = cleaning or Cleaning()
     reading = reading if dropout else 0
-    question = ("pairs", cleaning, float(dropout), reading)
+    key = ("pairs", cleaning, float(dropout), reading)
 
     def make(draft: _Draft, corpora: Sequence[Corpus]) -> None:
         _make_pairs(draft, corpora, tokenizer, cleaning, progress, dropout, reading)
 
-    return _find_or_make(question, corpora, tokenizer, cache, make)
+    return _find_or_make(key, corpora, tokenizer, cache, make)
 
 
 def prepare_texts(
@@ -197,8 +196,8 @@ def prepare_texts(
     context: int,
     progress: Progress = _silent,
 ) -> Store:
-    """The store of plain text: each corpus one stream of tokens, END behind every document, cut into pieces of
-    `context` tokens (its last may be shorter). `progress` hears how many documents were read."""
+    """Return the store of plain text. Each corpus is one stream of tokens with END after each document, split into
+    pieces of `context` tokens. `progress` is called with the number of documents."""
 
     def make(draft: _Draft, corpora: Sequence[Text]) -> None:
         _make_texts(draft, corpora, tokenizer, context, progress)
@@ -213,9 +212,8 @@ def prepare_dialogues(
     context: int,
     progress: Progress = _silent,
 ) -> Store:
-    """The store of conversations: each one sequence, END behind every turn. What is longer than `context` tokens loses
-    its first turns, until it fits. Only replies count in the loss. `progress` hears how many conversations were read.
-    """
+    """Return the store of dialogues, each one sequence of at most `context` tokens (see `sightline.text.dialogue`).
+    Only replies are in the loss. `progress` is called with the number of dialogues."""
 
     def make(draft: _Draft, corpora: Sequence[Dialogue]) -> None:
         _make_dialogues(draft, corpora, tokenizer, context, progress)
@@ -224,7 +222,7 @@ def prepare_dialogues(
 
 
 class _Draft:
-    """A store while it is written, chunk by chunk."""
+    """Writes a store in chunks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -234,14 +232,14 @@ class _Draft:
         self._dtypes: dict[str, str] = {}
 
     def add(self, name: str, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """More sentences of a side."""
+        """Append sentences to a side."""
         self._dtypes[name] = ids.dtype.str
         self._lengths.setdefault(name, [np.zeros(1, np.int64)]).append(lengths)
         with (self.folder / f"{name}.ids").open("ab") as file:
             file.write(ids.tobytes())
 
     def end_part(self) -> None:
-        """A corpus is read to its end."""
+        """End a corpus."""
         self.parts.append(int(self.counts[0]) - sum(self.parts))
 
     def finish(self) -> None:
@@ -254,19 +252,23 @@ class _Draft:
 
 
 def _find_or_make(
-    question: tuple[Any, ...],
+    key: tuple[Any, ...],
     corpora: Sequence[Kind | Weighted[Kind]],
     tokenizer: Tokenizer,
     cache: Path,
     make: Callable[[_Draft, Sequence[Kind]], None],
 ) -> Store:
-    """Weights are no part of the question: another weight needs no other ids."""
+    """Return a store; create it if needed. Weights are not part of its key, because they do not change the ids."""
     weighted = [corpus if isinstance(corpus, Weighted) else Weighted(corpus, 1.0) for corpus in corpora]
     for corpus, weight in weighted:
         if not 0 < weight < math.inf:
-            raise InputError(f"{corpus[0]}: its weight is {weight}; a weight must be a number above 0.")
+            raise InputError(
+                f"`weight` must be a number greater than 0, got {weight} for {corpus[0]}.",
+                option="weight",
+                value=weight,
+            )
     plain = [corpus for corpus, _ in weighted]
-    folder = cache / _key(question, plain, tokenizer)
+    folder = cache / _key(key, plain, tokenizer)
     if not (folder / "store.json").exists():
         try:
             with draft_folder(folder, str(threading.get_native_id())) as making:
@@ -274,7 +276,7 @@ def _find_or_make(
                 make(draft, plain)
                 draft.finish()
         except OSError as error:
-            if not (folder / "store.json").exists():  # else another process was faster
+            if not (folder / "store.json").exists():  # else another process has written it
                 raise InputError(f"{cache}: cannot be written: {error.strerror}.", value=cache) from None
     return Store(folder, [weight for _, weight in weighted])
 
@@ -312,16 +314,17 @@ def _make_pairs(
             progress(int(draft.counts.sum()))
         if same >= 10 and same > read / 2:
             raise InputError(
-                f"{' and '.join(map(str, corpus))}: source and target are the same in {same:,} of {read:,} pairs; "
-                "is one language given twice?"
+                f"{' and '.join(map(str, corpus))}: source and target are equal in {same:,} of {read:,} pairs. "
+                "Check that they are in different languages.",
+                value=same,
             )
         draft.end_part()
     if not draft.counts[0]:
-        raise InputError(f"none of the {draft.counts.sum():,} pairs is left after cleaning.")
+        raise InputError(f"The filter left none of {draft.counts.sum():,} pairs.", value=int(draft.counts.sum()))
 
 
 def _dropped(tokenizer: Tokenizer, texts: list[str], dropout: float, seed: int, cleaning: Cleaning) -> list[list[int]]:
-    """Texts split by chance; one that would grow too long by it is split as usual."""
+    """Encode texts with dropout; those that become too long, without."""
     found = tokenizer.encode(texts, dropout, seed)
     too_long = [i for i, ids in enumerate(found) if len(ids) > cleaning.max_length]
     for i, ids in zip(too_long, tokenizer.encode([texts[i] for i in too_long]), strict=True):
@@ -332,7 +335,7 @@ def _dropped(tokenizer: Tokenizer, texts: list[str], dropout: float, seed: int, 
 def _make_texts(draft: _Draft, corpora: Sequence[Text], tokenizer: Tokenizer, context: int, progress: Progress) -> None:
     read = 0
     for corpus in corpora:
-        rest = 0  # tokens of the piece that is not full yet
+        rest = 0  # tokens of the incomplete piece
         for documents in _chunks(read_documents(corpus), len):
             ids, lengths = _flat(tokenizer, [[*document, END] for document in tokenizer.encode(documents)])
             full, rest = divmod(rest + len(ids), context)
@@ -365,22 +368,23 @@ def _make_dialogues(
                     masks.append(mask)
             ids, lengths = _flat(tokenizer, sequences)
             draft.add("target", ids, lengths)
-            draft.add("counted", np.fromiter(chain.from_iterable(masks), np.uint8, len(ids)), lengths)
+            draft.add("loss_mask", np.fromiter(chain.from_iterable(masks), np.uint8, len(ids)), lengths)
             progress(int(draft.counts.sum()))
         draft.end_part()
     if not draft.counts[0]:
-        raise InputError(f"none of the {draft.counts.sum():,} conversations has a reply within {context} tokens.")
+        count = draft.counts.sum()
+        raise InputError(f"None of {count:,} dialogues has a reply within {context} tokens.", value=context)
 
 
 def _flat(tokenizer: Tokenizer, sentences: Sequence[Sequence[int]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Ids end to end, in as few bytes as the vocabulary allows, and how many each sentence has."""
+    """Return the concatenated ids, in the smallest type for the vocabulary, and the length of each sentence."""
     lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
     dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 else "<u4")
     return np.fromiter(chain.from_iterable(sentences), dtype, lengths.sum()), lengths
 
 
 def _verdicts(source: NDArray[np.int64], target: NDArray[np.int64], cleaning: Cleaning) -> NDArray[np.int64]:
-    """What becomes of each pair, as its place in `Counts`."""
+    """Return the outcome of each pair, as an index of `Counts`."""
     longer, shorter = np.maximum(source, target), np.minimum(source, target)
     tests = [shorter == 0, longer > cleaning.max_length, longer > cleaning.max_ratio * (shorter + 2)]
     return np.select(tests, [1, 2, 3], 0)
@@ -399,8 +403,8 @@ def _chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list
         yield chunk
 
 
-def _key(question: tuple[Any, ...], corpora: Sequence[Corpus | Text | Dialogue], tokenizer: Tokenizer) -> str:
-    digest = hashlib.blake2b(repr((FORMAT, question)).encode(), digest_size=16)
+def _key(key: tuple[Any, ...], corpora: Sequence[Corpus | Text | Dialogue], tokenizer: Tokenizer) -> str:
+    digest = hashlib.blake2b(repr((FORMAT, key)).encode(), digest_size=16)
     for model in tokenizer.files.values():
         digest.update(model)
     for corpus in corpora:
@@ -410,5 +414,5 @@ def _key(question: tuple[Any, ...], corpora: Sequence[Corpus | Text | Dialogue],
                 with path.open("rb") as file:
                     digest.update(hashlib.file_digest(file, "blake2b").digest())
             except OSError as error:
-                raise InputError(f"{path}: cannot be read: {error.strerror}.") from None
+                raise InputError(f"{path}: cannot be read: {error.strerror}.", value=path) from None
     return digest.hexdigest()

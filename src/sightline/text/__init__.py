@@ -1,1 +1,1 @@
-"""Raw text to ids, and ids to raw text."""
+"""Text processing: tokenizers, splitting, streaming, dialogues, words and shortlists."""

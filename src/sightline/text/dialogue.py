@@ -32,7 +32,7 @@ class Turn(NamedTuple):
 
 
 def alternating_turns(texts: Iterable[str]) -> list[Turn]:
-    """Return the turns of a user and an assistant who alternate, the user first."""
+    """Return the turns of a user and an assistant in alternation; the user begins."""
     return [Turn("assistant" if number % 2 else "user", text) for number, text in enumerate(texts)]
 
 

@@ -1,8 +1,8 @@
-"""A text that is too long for a model is cut into pieces, and their answers are put together again.
+"""Splitting long texts into pieces, and joining the answers to the pieces.
 
-A piece ends where a sentence does, if that is possible at all; if not, where a clause does, between words, or between
-characters. Where a sentence ends is guessed, with caution: one end overlooked makes a piece longer, one too many tears
-a sentence apart.
+A piece ends at the end of a sentence if possible; otherwise at the end of a clause, between words, or between
+characters. The rules for ends of sentences are cautious: a missed end makes a piece longer, a wrong one breaks a
+sentence.
 """
 
 import re
@@ -16,17 +16,17 @@ from sightline.errors import InputError
 __all__ = ["Length", "Piece", "gap", "join", "split", "starts"]
 
 Length = Callable[[Sequence[str]], list[int]]
-"""The tokens of each text."""
+"""Returns the number of tokens of each text."""
 
-# What may end a piece, best first.
+# Where a piece can end, best first.
 LINE, SENTENCE, CLAUSE, SPACE, BOUND, ANYWHERE = range(6)
 NEVER = 9
 
 FINE = 8
-"""Where there is nothing to cut at, a piece is filled to all but an eighth; finer parts would cost more to measure."""
+"""Text without any boundary is split into eighths of the limit; smaller parts would take longer to measure."""
 
 ENDS = ".!?…‼⁇⁈⁉"
-SURE = "。！？｡؟۔।॥།።፧။។៕։"  # these end a sentence whatever follows, in most of their scripts without a space
+SURE = "。！？｡؟۔।॥།።፧။។៕։"  # end a sentence in any context; most of these scripts have no space after it
 PAUSES = ",;:،؛–"
 SURE_PAUSES = "，、；：．､—"
 CLOSING = "”’)]}」』）】》〉］｝｣〕〗"
@@ -53,7 +53,7 @@ BEFORE_NAMES = frozenset(
     им ул тов проф акад напр Им Ул Тов Проф Акад Напр
     """.split()  # noqa: SIM905
 )
-"""Abbreviations that something always follows; others ("etc.", "Inc.") may well end a sentence."""
+"""Abbreviations that never end a sentence, unlike "etc." and "Inc."."""
 BEFORE_NUMBERS = frozenset(
     """
     no nos nr nrs fig figs vol pp ch sec art abs bd kap ziff eq tab pág núm num str стр
@@ -61,8 +61,8 @@ BEFORE_NUMBERS = frozenset(
     """.split()  # noqa: SIM905
 )
 
-# What belongs to the character before it and has no category of marks: joiners, the later letters of a Korean syllable,
-# voiced sound marks, Thai and Lao AM, skin colours, tags, the second half of a surrogate pair.
+# Code points that belong to the character before them and are not in the category of marks: joiners, later letters of a
+# Korean syllable, voiced sound marks, Thai and Lao AM, skin tones, tags, the second half of a surrogate pair.
 BELONGS = re.compile(
     "[\u200c\u200d\u0e33\u0eb3\u1160-\u11ff\ud7b0-\ud7fb\udc00-\udfff\uff9e\uff9f"
     "\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]"
@@ -78,65 +78,69 @@ UNSPACED = re.compile(
 
 
 class Piece(NamedTuple):
-    """A stretch of a text, and the white space after it."""
+    """A piece of a text, and the white space after it."""
 
     text: str
     gap: str
 
 
 class Part(NamedTuple):
-    """A stretch of the text that is not cut any further."""
+    """A part of the text that is not split further."""
 
     before: int
-    """Where the white space in front of it begins; at the beginning of a line it is not counted."""
+    """Start of the white space before the part; `start` at the beginning of a line."""
     start: int
     end: int
     level: int
-    """How good a place its end is to cut."""
+    """The kind of boundary at its end."""
     alone: int = -1
-    """Its tokens; -1: not yet measured."""
+    """Number of its tokens; -1: not measured."""
     more: int = -1
-    """Those it adds to a piece that begins before it."""
+    """Number of tokens that it adds to a piece."""
 
 
-def split(text: str, length: Length, limit: int, usual: int | None = None) -> list[Piece]:
-    """The pieces of a text, none of more than `limit` tokens: `"".join(p.text + p.gap for p in pieces) == text`.
+def split(text: str, length: Length, limit: int, trained_source_length: int | None = None) -> list[Piece]:
+    """Split a text into pieces of at most `limit` tokens: `"".join(p.text + p.gap for p in pieces) == text`.
 
-    Sentences are together in a piece as long as it has no more than `usual` tokens (`limit`, if it is None): a model
-    that has never seen two of them at once leaves one out. A line break always ends a piece. No piece is empty or
-    blank, but for the first of a text that begins with white space: it has no text, and the white space is its gap.
-    `length` is called a few times with many texts each.
+    Several sentences share a piece if it has at most `trained_source_length` tokens (default: `limit`), because a model
+    that was trained on single sentences omits some of several. A line break always ends a piece. Each piece has text,
+    except the first of a text that begins with white space, which is its gap. `length` is called a few times, each time
+    with many texts.
     """
     if limit < 1:
-        raise InputError(f"a piece of at most {limit} tokens can hold no text.")
+        raise InputError(f"`limit` must be at least 1, got {limit}.", option="limit", value=limit)
     parts = _measure(text, _lines(text), length)
-    usual = limit if usual is None else min(usual, limit)
-    parts = _refine(text, parts, SENTENCE, length, usual)
+    together = limit if trained_source_length is None else min(trained_source_length, limit)
+    parts = _refine(text, parts, SENTENCE, length, together)
     for level in (CLAUSE, SPACE, BOUND):
         parts = _refine(text, parts, level, length, limit)
     while any(part.alone > limit for part in parts):
         parts = _refine(text, parts, ANYWHERE, length, limit)
-    spans = [(group[0].start, group[-1].end) for group in _fit(text, _pack(parts, limit, usual), length, limit)]
+    spans = [(group[0].start, group[-1].end) for group in _fit(text, _pack(parts, limit, together), length, limit)]
     starts = [start for start, _ in spans] + [len(text)]
     pieces = [Piece(text[start:end], text[end:after]) for (start, end), after in zip(spans, starts[1:], strict=True)]
     return [Piece("", text[: starts[0]]), *pieces] if starts[0] else pieces
 
 
 def join(pieces: Sequence[Piece], answers: Sequence[str]) -> str:
-    """The answers to all pieces as one text, with the white space of the pieces between them (see `gap`). A piece
-    without text has an answer too, which is not used."""
+    """Join the answers to all pieces, with the white space of the pieces between them (see `gap`). A piece without text
+    has an answer, too, which is ignored."""
     return "".join(chain.from_iterable(_with_gaps(pieces, answers)))
 
 
 def starts(pieces: Sequence[Piece], answers: Sequence[str]) -> list[int]:
-    """Where the answer to each piece begins in `join(pieces, answers)`."""
+    """Return the start of each answer in `join(pieces, answers)`."""
     sizes = [len(answer) + len(between) for answer, between in _with_gaps(pieces, answers)]
     return list(accumulate(sizes, initial=0))[:-1]
 
 
 def _with_gaps(pieces: Sequence[Piece], answers: Sequence[str]) -> list[tuple[str, str]]:
     if len(pieces) != len(answers):
-        raise InputError(f"there are {len(pieces)} pieces and {len(answers)} answers; each piece needs one.")
+        raise InputError(
+            f"`answers` must have one answer per piece, got {len(answers)} for {len(pieces)} pieces.",
+            option="answers",
+            value=len(answers),
+        )
     return [
         (answer if piece.text else "", gap(piece, answer) if number < len(pieces) else piece.gap)
         for number, (piece, answer) in enumerate(zip(pieces, answers, strict=True), start=1)
@@ -144,24 +148,24 @@ def _with_gaps(pieces: Sequence[Piece], answers: Sequence[str]) -> list[tuple[st
 
 
 def gap(piece: Piece, answer: str) -> str:
-    """What stands between the answer to a piece and the next answer: the same white space, but that
+    """Return the white space between the answer to a piece and the next answer.
 
-    - one space is put where there was none, if only the script of the answer has spaces between sentences (Chinese to
-      English);
-    - one space is left out, if only the script of the piece has them (English to Chinese).
+    It is the piece's, with two exceptions. If only the script of the answer has spaces between sentences (Chinese to
+    English), an empty gap becomes a space. If only the script of the piece has them (English to Chinese), a single
+    space is removed.
     """
     if not piece.text or not answer or answer[-1].isspace():
         return piece.gap
-    asked, answered = _spacing(piece.text), _spacing(answer)
-    if piece.gap == "" and answered > asked:
+    source, target = _spacing(piece.text), _spacing(answer)
+    if piece.gap == "" and target > source:
         return " "
-    if piece.gap == " " and answered == 0 < asked:
+    if piece.gap == " " and target == 0 < source:
         return ""
     return piece.gap
 
 
 def _spacing(text: str) -> int:
-    """Whether a space is due after a text: 0, never; 1, it is, but some leave it out (after । or ؟); 2, always."""
+    """Return whether a text is followed by a space: 0, never; 1, usually (after । or ؟); 2, always."""
     for letter in reversed(text):
         if UNSPACED.match(letter):
             return 0
@@ -183,7 +187,7 @@ def _lines(text: str) -> Iterator[Part]:
 
 
 def _measure(text: str, parts: Iterable[Part], length: Length) -> list[Part]:
-    """A part that begins a piece may have other tokens than the same part behind a space; so both are measured."""
+    """Measure each part with and without the space before it, because its tokens may differ."""
     parts = list(parts)
     fresh = [part for part in parts if part.alone < 0]
     texts = list(dict.fromkeys(text[start : p.end] for p in fresh for start in (p.start, p.before)))
@@ -197,7 +201,7 @@ def _measure(text: str, parts: Iterable[Part], length: Length) -> list[Part]:
 
 
 def _refine(text: str, parts: list[Part], level: int, length: Length, limit: int) -> list[Part]:
-    """The same parts, but those that are too long cut at all places of this level."""
+    """Split parts that are too long at all boundaries of this level."""
     found = []
     for part in parts:
         if part.alone <= limit:
@@ -214,7 +218,7 @@ def _refine(text: str, parts: list[Part], level: int, length: Length, limit: int
 
 
 def _cuts(text: str, part: Part, level: int, limit: int) -> Iterator[tuple[int, int]]:
-    """Where what is before a cut ends, and where what is after it begins."""
+    """Yield the end of the text before each boundary, and the start of the text after it."""
     if level == ANYWHERE:
         yield from _cuts_anywhere(text, part, limit)
         return
@@ -246,7 +250,7 @@ def _marks(text: str, part: Part) -> Iterator[tuple[int, int, int]]:
 
 
 def _after_space(text: str, start: int, end: int) -> int:
-    """Where white space that may begin here ends. A space that bears a mark is none."""
+    """Return the end of the white space at `start`. A space with a combining mark is not white space."""
     space = GAP.match(text, start, end)
     after = space.end() if space else start
     return after - 1 if start < after < end and _belongs(text[after]) else after
@@ -263,7 +267,7 @@ def _level_before_space(marks: str, before: str, after: str) -> int:
 
 
 def _level_before_letter(marks: str, closed: bool, before: str, after: str) -> int:
-    if after in "\"'":  # does it close, or open?
+    if after in "\"'":  # opening or closing?
         return NEVER
     if marks[-1] in SURE:
         return CLAUSE if closed else SENTENCE  # 「行くの？」と聞いた
@@ -271,7 +275,7 @@ def _level_before_letter(marks: str, closed: bool, before: str, after: str) -> i
 
 
 def _is_abbreviation(before: str, after: str) -> bool:
-    """Whether a full stop, by what is before it and the letter after it, belongs to an abbreviation or a number."""
+    """Return whether a full stop after the text `before` belongs to an abbreviation or a number."""
     if not before or before[-1].isspace():
         return False
     word = BEFORE_WORDS.split(before)[-1]
@@ -285,19 +289,21 @@ def _is_abbreviation(before: str, after: str) -> bool:
 
 
 def _cuts_anywhere(text: str, part: Part, limit: int) -> Iterator[tuple[int, int]]:
-    """Even parts, cut between characters as people count them; within one only if it alone is too long."""
+    """Split into parts of equal size between grapheme clusters; within one only if it is too long by itself."""
     within = range(part.start + 1, part.end)
     places: Sequence[int] = _characters(text, part.start, part.end)
     if not places:
         places = [place for place in within if not _belongs(text[place])]
     if not places:
-        if text[part.start].isspace():  # a mark on a space: without the mark there is no text
+        if text[part.start].isspace():  # a combining mark on a space, which is blank without it
             yield part.start, part.start + 1
             return
         places = within
     if not places:
         raise InputError(
-            f"{text[part.start : part.end]!r} alone has {part.alone} tokens; a piece of at most {limit} cannot hold it."
+            f"`limit` = {limit} is less than the {part.alone} tokens of {text[part.start : part.end]!r}.",
+            option="limit",
+            value=limit,
         )
     count = min(len(places) + 1, -(-FINE * part.alone // limit))
     for number in range(1, count):
@@ -306,7 +312,7 @@ def _cuts_anywhere(text: str, part: Part, limit: int) -> Iterator[tuple[int, int
 
 
 def _characters(text: str, start: int, end: int) -> list[int]:
-    """Where a character ends and the next begins: an accent, the parts of an emoji or of a flag are not torn apart."""
+    """Return the boundaries of grapheme clusters: accents, emoji and flags are not split."""
     places = []
     flags = 0
     last = ""
@@ -325,12 +331,12 @@ def _characters(text: str, start: int, end: int) -> list[int]:
 
 
 def _belongs(letter: str) -> bool:
-    """Whether this belongs to the character before it."""
+    """Return whether a code point belongs to the character before it."""
     return letter >= "\u0300" and (unicodedata.category(letter)[0] == "M" or bool(BELONGS.match(letter)))
 
 
 def _joins(last: str, letter: str) -> bool:
-    """Whether `last` makes one character of what is on its two sides."""
+    """Return whether `last` joins the code points before and after it."""
     if last == JOINER:
         return unicodedata.category(letter)[0] == "S" and not FLAGS.match(letter)
     if FIRST.match(last):
@@ -338,15 +344,15 @@ def _joins(last: str, letter: str) -> bool:
     return unicodedata.combining(last) == VIRAMA and letter.isalpha()
 
 
-def _pack(parts: list[Part], limit: int, usual: int) -> Iterator[list[Part]]:
-    """As many parts together as there is room for, then back to the best place to cut. There is more room within a
-    sentence than for another one."""
+def _pack(parts: list[Part], limit: int, together: int) -> Iterator[list[Part]]:
+    """Yield groups of parts: as many as fit, up to the best boundary. A second sentence has a lower limit than the rest
+    of a sentence."""
     first = 0
     while first < len(parts):
         size = parts[first].alone
         best = last = first
         while parts[last].level != LINE and size + parts[last + 1].more <= (
-            usual if parts[last].level == SENTENCE else limit
+            together if parts[last].level == SENTENCE else limit
         ):
             last += 1
             size += parts[last].more
@@ -357,7 +363,7 @@ def _pack(parts: list[Part], limit: int, usual: int) -> Iterator[list[Part]]:
 
 
 def _fit(text: str, groups: Iterable[list[Part]], length: Length, limit: int) -> list[list[Part]]:
-    """Tokens do not quite add up, so what was put together is measured; what is too long after all is halved."""
+    """Measure the groups, because the tokens of parts do not add up exactly, and halve those that are too long."""
     found = [(group, len(group) == 1) for group in groups]
     while unsure := [text[group[0].start : group[-1].end] for group, sure in found if not sure]:
         sizes = iter(length(unsure))

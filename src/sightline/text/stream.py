@@ -1,8 +1,8 @@
-"""Text while it is being written: each id gives what it adds, and nothing given is ever taken back.
+"""Streaming decoding: the text that each id adds. Text is never revised.
 
-The last token of a text may not be final. Bytes show as � until their character is whole, and how a token reads depends
-on whether it is the first. So a window of the last ids is decoded each time, behind an ordinary token that keeps it
-from being a beginning; its end is held back for as long as it may still change.
+Decoding single ids is not enough: bytes show as � until their character is complete, and a token at the beginning of a
+text may be decoded differently. So each step decodes a window of the last ids after an ordinary token, and holds back
+the end of its text while later ids can change it.
 """
 
 import re
@@ -16,54 +16,54 @@ __all__ = ["Telling", "TextStream"]
 
 BROKEN = "\ufffd"
 HELD = 3
-"""Characters. A broken character is three bytes at most, and no decoder shows a byte as more than one �."""
+"""Characters to hold back. An incomplete character has at most three bytes, and each byte is decoded as one �."""
 KEPT = 32
-"""Ids. Wherever the window begins, be it within a character, three bytes later it reads as the whole text does; what is
-held back is no more than nine bytes behind that, and among these each second id may say nothing."""
+"""Ids of a shortened window. If it begins within a character, the text is correct three bytes later; the text that is
+held back begins within nine more bytes, and every second id may be empty."""
 MOST = 64
-"""Ids, before the window is cut back to those kept."""
+"""Ids of a window before it is shortened."""
 BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 class TextStream:
-    """Ids one at a time, to the text each adds. All that `push` gives and then `finish` is what `decode` gives for all
-    the ids at once, and an id costs the same however long the text is."""
+    """Decodes ids one by one. The results of `push` and `finish` together are the result of `decode` for all ids. The
+    time per id does not depend on the length of the text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._ordinary, self._ordinary_text = self._find_ordinary()
-        # Hugging Face's decoder of this name shows a run of bytes as broken, all of it, for one byte that is.
-        self._by_runs = b'"ByteFallback"' in tokenizer.model
+        # This decoder of Hugging Face decodes a whole run of bytes as � if one of them is invalid.
+        self._decodes_runs = b'"ByteFallback"' in tokenizer.model
         self._begin()
 
     def _begin(self) -> None:
         self._before: list[int] = []
         self._ids: list[int] = []
         self._text = ""
-        self._given = 0  # characters of the window's text
-        self._silent = False
+        self._returned = 0  # characters of the window's text that were returned
+        self._empty = False
 
     def push(self, id: int) -> str:  # noqa: A002
-        """The text that this id makes certain; often "", as a character may take several ids."""
+        """Return the text that this id makes certain; often "", because a character can have several ids."""
         if id in (PAD, START, END) or self._tokenizer.own_ids[id] < 0:
             return ""
         self._ids.append(id)
-        if self._by_runs and BYTE.fullmatch(self._tokenizer.pieces([id])[0]):
+        if self._decodes_runs and BYTE.fullmatch(self._tokenizer.pieces([id])[0]):
             return ""
         text = self._decode()
-        self._skip_silence(changed=text != self._text)
+        self._skip_empty(changed=text != self._text)
         self._text = text
-        broken = 0 if self._by_runs else len(text) - len(text.rstrip(BROKEN))
+        broken = 0 if self._decodes_runs else len(text) - len(text.rstrip(BROKEN))
         certain = len(text) - min(broken, HELD)
-        new = text[self._given : certain]
-        self._given = max(self._given, certain)
+        new = text[self._returned : certain]
+        self._returned = max(self._returned, certain)
         if len(self._ids) > MOST:
             self._cut()
         return new
 
     def finish(self) -> str:
-        """What was held back, as it reads now that nothing follows. The next id begins a new text."""
-        rest = self._decode()[self._given :]
+        """Return the text that was held back. The next id begins a new text."""
+        rest = self._decode()[self._returned :]
         self._begin()
         return rest
 
@@ -78,20 +78,20 @@ class TextStream:
         return self._tokenizer.decode(self._before + self._ids)
 
     def _cut(self) -> None:
-        """As long as there is no text, what comes is still its beginning: sentencepiece drops all spaces there."""
-        rest = len(self._text) - self._given
+        """Shorten the window. While it has no text, new ids are at the beginning, where sentencepiece drops spaces."""
+        rest = len(self._text) - self._returned
         if self._text:
             self._before = self._ordinary
         self._ids = self._ids[-KEPT:]
         self._text = self._decode()
-        self._given = len(self._text) - rest
+        self._returned = len(self._text) - rest
 
-    def _skip_silence(self, changed: bool) -> None:
-        """Of several ids in a row that say nothing one is kept, lest they fill the window. One matters: it may part two
-        bytes."""
-        was = self._silent
-        self._silent = not changed and self._tokenizer.decode([*self._ordinary, self._ids[-1]]) == self._ordinary_text
-        if was and self._silent:
+    def _skip_empty(self, changed: bool) -> None:
+        """Keep one of several consecutive ids without text, so that they do not fill the window. One matters: it can
+        separate two bytes."""
+        was = self._empty
+        self._empty = not changed and self._tokenizer.decode([*self._ordinary, self._ids[-1]]) == self._ordinary_text
+        if was and self._empty:
             self._ids.pop()
 
 

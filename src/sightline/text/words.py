@@ -1,4 +1,4 @@
-"""Which word of a text a token belongs to. Words are what white space separates."""
+"""Words of tokens. Words are separated by white space."""
 
 import re
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ WORD = re.compile(r"\S+")
 
 
 def words_of(text: str, spans: Sequence[tuple[int, int]], start: int = 0) -> list[int]:
-    """The word (0, 1, ...) of each token, by the spans of the tokens in the part of the text that begins at `start`.
+    """Return the word (0, 1, ...) of each token, by its span in the part of the text that begins at `start`.
 
-    It is the word of the token's first letter; of a token that is white space alone, the word after it, or the last.
-    Where there is no other word, white space is one, if it has tokens at all (the separators of ASCII may).
+    A token belongs to the word of its first character that is not white space. A token of white space belongs to the
+    next word, or to the last one. In a text of white space only, all tokens belong to word 0.
     """
-    numbers: list[int] = []  # of each character of the text
+    numbers: list[int] = []  # the word of each character
     for number, word in enumerate(WORD.finditer(text)):
         numbers += [number] * (word.end() - len(numbers))
     found = []

@@ -226,7 +226,9 @@ def make_step(model: Model, config: Config, world: World, rows: str, steps: int)
 def _started(run: RunState, steps: int, model: Model, feed: Feed, world: World) -> Started:
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else str(world.device)
     parameters = sum(p.numel() for p in model.parameters())
-    return Started(run.step, steps, parameters, device, len(feed.stores[0]), feed.budget, feed.filled(), world.size)
+    return Started(
+        run.step, steps, parameters, device, len(feed.stores[0]), feed.batch_tokens, feed.filled(), world.size
+    )
 
 
 def _pinned(updates: Iterator[Update], device: torch.device) -> Iterator[Update]:

@@ -142,7 +142,7 @@ def train_files(
     if rows == "auto":
         rows = "shared" if world.device.type == "cuda" else "padded"
     masked = config.model.vocab_size if config.model.architecture == "encoder-only" else None
-    feed = Feed(stores, budget=batch_tokens, seed=config.train.seed, rows=rows, masked=masked, only=only)
+    feed = Feed(stores, batch_tokens=batch_tokens, seed=config.train.seed, rows=rows, masked=masked, only=only)
     try:
         return train(
             model,

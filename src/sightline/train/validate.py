@@ -57,7 +57,7 @@ class Validation:
         if store.source is not None:
             longest = max(longest, int(store.source.lengths.max()) + 1)
         self.store = store
-        self.feed = Feed([store], budget=max(batch_tokens, longest), seed=0, masked=masked, only=only)
+        self.feed = Feed([store], batch_tokens=max(batch_tokens, longest), seed=0, masked=masked, only=only)
         self.tokenizer, self.score, self.pairs, self.beams = tokenizer, score, pairs, beams
         self.sources = tokenizer.source.encode([source for source, _ in pairs])
 
