@@ -307,8 +307,14 @@ def mask_words(batch: Batch, vocab_size: int, seed: Sequence[int]) -> Batch:
     """
     generator = np.random.default_rng(list(seed))
     text = batch.target_in
-    """Sentences that train together. An encoder reads `source`, a decoder `target_in`; `target_out` has the tokens to
-    predict, and PAD elsewhere."""
+    draw, other = generator.random(text.shape), generator.integers(UNKNOWN + 1, vocab_size, text.shape)
+    chosen = torch.from_numpy(draw < 0.15) & (text > UNKNOWN)
+    if not chosen.any():  # a very small batch
+        chosen = text > UNKNOWN
+    replacement = torch.where(torch.from_numpy(draw < 0.12), UNKNOWN, torch.from_numpy(other))
+    given = torch.where(chosen & torch.from_numpy(draw < 0.135), replacement, text)
+    predicted = torch.where(chosen, text, PAD)
+    return Batch(given, batch.target_layout, given, predicted, batch.target_layout, tokens=int(chosen.sum()))
 
 
 def lengths_of(side: Side | None, like: Lengths) -> Lengths:
