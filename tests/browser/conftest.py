@@ -75,7 +75,7 @@ class Visit:
     def __init__(self, browser, url, **options):
         self.context = browser.new_context(**{"viewport": {"width": 1400, "height": 1000}, **options})
         self.page = self.context.new_page()
-        self.page.set_default_timeout(20_000)
+        self.page.set_default_timeout(120_000)
         self.url, self.wrong, self.allowed = url, [], []
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.on("console", lambda said: self.wrong.append(said.text) if said.type == "error" else None)

@@ -24,8 +24,12 @@ def address(room, **view):
 
 
 def settled(page):
+    """Wait until nothing is fetched, computed or animated (a blinking cursor may stay)."""
     page.wait_for_load_state("networkidle")
-    page.wait_for_timeout(300)
+    page.wait_for_function(
+        """() => !document.querySelector("[aria-busy=true]") && document.getAnimations().every((one) =>
+          one.playState !== "running" || one.effect.getComputedTiming().iterations === Infinity)"""
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
