@@ -1,4 +1,4 @@
-"""What every benchmark shares: where it ran, and how its result is kept."""
+"""Shared code of the benchmarks: machine and versions, results, comparison of systems."""
 
 import functools
 import json
@@ -20,11 +20,11 @@ T = TypeVar("T")
 A = TypeVar("A")
 RESULTS = Path(__file__).parent / "results"
 REST = 0.02
-"""Seconds in which threads of who was measured last stop spinning."""
+"""Seconds after which the threads of the last system have stopped spinning."""
 
 
 def where(*packages: str) -> dict[str, Any]:
-    """The machine, the versions and the commit a figure belongs to."""
+    """Return the machine, the versions and the commit that a result belongs to."""
     if torch.cuda.is_available():
         machine = torch.cuda.get_device_name()
     else:
@@ -38,7 +38,7 @@ def where(*packages: str) -> dict[str, Any]:
 
 
 def keep(name: str, result: dict[str, Any]) -> Path:
-    """Write a result beside the others."""
+    """Write a result to the folder of results."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
@@ -48,8 +48,8 @@ def keep(name: str, result: dict[str, Any]) -> Path:
 def side_by_side(
     systems: Mapping[str, Callable[[T], list[A]]], batches: Sequence[T], rounds: int
 ) -> dict[str, tuple[float, list[A]]]:
-    """Seconds and answers of each system. Every batch is given to one after another, some times over, and its best time
-    counts: what disturbs a measurement only makes it slower, and never a whole round."""
+    """Return seconds and answers of each system. The systems take turns on every batch, `rounds` times, and the best
+    time of a batch counts: a disturbance makes a measurement slower, never faster."""
     best = {name: [math.inf] * len(batches) for name in systems}
     answers: dict[str, list[list[A]]] = {name: [[] for _ in batches] for name in systems}
     for _ in range(rounds):
@@ -63,18 +63,18 @@ def side_by_side(
 
 
 def alone(make: Callable[..., Callable[..., A]], *how: Any, **more: Any) -> Callable[..., A]:
-    """What `make` makes, in a process of its own. Libraries that share one also share its threads: with more of those
-    than processors, they no longer spin while they wait for each other, and all get slower."""
+    """Return the system that `make` makes, in its own process. Libraries in one process share its threads: if there are
+    more threads than processors, they stop spinning while they wait for each other, and all get slower."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     context.Process(target=_serve, args=(there, functools.partial(make, *how, **more)), daemon=True).start()
-    there.close()  # so that we are told when it ends
+    there.close()  # so that `recv` raises an error when the process ends
 
     def system(*args: Any) -> A:
         here.send(args)
         return here.recv()
 
-    here.recv()  # it is ready; if it failed, this is an EOFError, below what it said
+    here.recv()  # it is ready; if it failed, this is an EOFError after its own message
     return system
 
 
@@ -99,10 +99,10 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """A copy without its history is told by SIGHTLINE_COMMIT what it is a copy of. Code that is in no commit is told,
-    too, and nothing that was measured with it is kept among the results (a test sees to that)."""
-    if told := os.environ.get("SIGHTLINE_COMMIT"):
-        return told
+    """Return the commit, from SIGHTLINE_COMMIT for a copy without its history. Code that differs from the commit gets
+    "-changed"; a test refuses such a result in the repository."""
+    if commit := os.environ.get("SIGHTLINE_COMMIT"):
+        return commit
     try:
         changed = _git("status", "--porcelain", "--", "src", "benchmarks/*.py")
         return _git("rev-parse", "--short", "HEAD") + ("-changed" if changed else "")

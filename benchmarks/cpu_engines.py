@@ -4,10 +4,10 @@ it; the same weights, the same sentences, one run.
     python benchmarks/cpu_engines.py MODEL --pairs TEST.tsv --learn TRAIN.tsv
 
 MODEL is a Hugging Face folder of a Marian translator (for instance Helsinki-NLP/opus-mt-en-fr), TEST pairs of source
-and reference, TRAIN pairs that the shortlist is learnt from (several files, if need be; none of them may have a
-sentence of TEST). Every system gets raw text and gives raw text, in batches of 1 and of 32 sentences, by one beam and
-by four. Each has a process of its own; they take turns, and for each batch the best of several times counts.
-CTranslate2 is called in both ways in which its threads can work, and the faster one is what ours is compared with.
+and reference, TRAIN pairs that the shortlist is learnt from (one or more files, without any sentence of TEST). Every
+system reads and returns raw text, in batches of 1 and of 32 sentences, with one beam and with four. Each has its own
+process; they take turns, in `--rounds` runs, and for each batch the best time counts. CTranslate2 is called with both
+thread settings, and ours is compared with the faster one: in each run, then the median of all runs.
 Needs the development dependencies (transformers, ctranslate2). The result goes to benchmarks/results/.
 """
 
@@ -39,19 +39,19 @@ from sightline.text.tokenizer import Tokenizer
 System = Callable[..., list[str]]
 PRECISIONS = ("float32", "int8")
 CONVERTED = {"float32": "ctranslate2", "int8": "ctranslate2-int8"}
-"""Where our engine puts a model for CTranslate2."""
+"""The folder of a model that our engine has converted for CTranslate2."""
 TOGETHER = "threads together"
 
 
 def imported(marian: Path, folder: Path) -> Tokenizer:
-    """Write a Marian translator as one of ours."""
+    """Import a Marian translator."""
     ours, tokenizer = read_hugging_face(marian)
     save_model(ours, folder, tokenizer, trained_source_length=250)  # no text is split, as in CTranslate2
     return tokenizer
 
 
 def tokenised(files: Sequence[Path], tokenizer: Tokenizer) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    """Pairs as ids."""
+    """Yield pairs as ids."""
     pairs = itertools.chain.from_iterable(read_pairs(Table(path)) for path in files)
     while some := list(itertools.islice(pairs, 10_000)):
         sources, targets = zip(*some, strict=True)
@@ -59,8 +59,8 @@ def tokenised(files: Sequence[Path], tokenizer: Tokenizer) -> Iterator[tuple[Seq
 
 
 def direct(folder: Path, precision: str, tokenizer: Tokenizer, *, together: bool) -> System:
-    """As CTranslate2 is used by itself: tokens in, tokens out, long inputs in batches by length. Its threads compute
-    one batch together, or each a part of the sentences."""
+    """Return CTranslate2 called directly: tokens in, tokens out, long inputs in batches by length. `together`: all
+    threads compute one batch; otherwise each thread computes a part of the sentences."""
     library: Any = importlib.import_module("ctranslate2")
     threads = torch.get_num_threads()
     parts = 1 if together else threads
@@ -79,7 +79,7 @@ def direct(folder: Path, precision: str, tokenizer: Tokenizer, *, together: bool
 
 
 def ours(folder: Path, **options: Any) -> System:
-    """The engine as everyone loads it."""
+    """Return the engine with its default options."""
     engine = sightline.load(folder, device="cpu", **options)
 
     def system(texts: Sequence[str], beams: int) -> list[str]:
@@ -93,7 +93,7 @@ def _by(system: System, beams: int, texts: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and store the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--pairs", type=Path, required=True)

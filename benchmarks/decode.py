@@ -3,9 +3,9 @@
     python benchmarks/decode.py MODEL --pairs PAIRS.tsv
 
 MODEL is a Hugging Face folder of a Marian translator (for instance Helsinki-NLP/opus-mt-en-fr), or one that `sightline
-train` wrote; PAIRS a TSV of source and reference. Sentences are given in batches, by one beam and by four; how often
-the answers are the same, to the token, is counted. Needs the development dependencies (transformers, ctranslate2). The
-result goes to benchmarks/results/.
+train` wrote; PAIRS a TSV of source and reference. Sentences are translated in batches, with one beam and with four; the
+script counts answers that are the same, token for token. The batches of Sightline have the size that its users get.
+Needs the development dependencies (transformers, ctranslate2). The result goes to benchmarks/results/.
 """
 
 import argparse
@@ -41,7 +41,7 @@ System = Callable[..., Answers]
 
 
 class Translator(NamedTuple):
-    """One model in two hands, and its vocabulary."""
+    """One model as ours and as Hugging Face's, and its vocabulary."""
 
     ours: Any
     theirs: Any
@@ -51,7 +51,7 @@ class Translator(NamedTuple):
 
 
 def opened(folder: Path) -> Translator:
-    """A Hugging Face folder of a Marian translator, or a folder that `sightline train` wrote."""
+    """Open a Hugging Face folder of a Marian translator, or a folder that `sightline train` wrote."""
     if (folder / "tokenizer.model").exists():
         mine: Any = load_model(folder)
         words = load_tokenizer(folder)
@@ -63,7 +63,7 @@ def opened(folder: Path) -> Translator:
 
 
 def systems(model: Translator, device: str, dtype: torch.dtype) -> dict[str, System]:
-    """Each from batches of sources to answers, all in our ids."""
+    """Return the systems: functions from sources to answers, all in our ids."""
     ours, theirs, own = model.ours.to(dtype).eval(), model.theirs.to(device, dtype), model.own
     pad, end = own[PAD], own[END]
     ids = {old: new for new, old in reversed(list(enumerate(own)))}
@@ -103,14 +103,14 @@ def systems(model: Translator, device: str, dtype: torch.dtype) -> dict[str, Sys
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and store the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--pairs", type=Path, required=True)
     parser.add_argument("--sentences", type=int, default=128)
     parser.add_argument("--batches", type=int, nargs="+", help="sentences at a time")
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--few", type=int, default=10**9, help="one by one, so many sentences are enough")
+    parser.add_argument("--few", type=int, default=10**9, help="most sentences to translate one by one")
     parser.add_argument("--rounds", type=int, default=2, help="the best time of each batch counts")
     parser.add_argument("--name", help="of the result, if it is not that of the device")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), help="bfloat16 on a GPU")

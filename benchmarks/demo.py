@@ -1,8 +1,8 @@
-"""How long it takes to meet Sightline: `python benchmarks/demo.py` clones this repository's last commit into an empty
-folder, runs `make demo` there as a newcomer would, and tells when what was on the screen.
+"""Time from a clone to the open page: `python benchmarks/demo.py` clones the last commit of this repository into an
+empty folder, runs `make demo` there as a new user would, and reports when each line was on the screen.
 
 The page counts as open when it answers and has the model that was trained there. Needs port 8000, and a network for the
-dependencies; how long these take to install is told, but is the network's affair.
+dependencies. The time of their installation depends on the network and has no goal.
 """
 
 import argparse
@@ -26,14 +26,14 @@ SEEN = {
     "model trained": r"s of training\. Of ",
     "page open": r"^Serving .* at (http\S+)",
 }
-"""What is waited for, in this order, and the line that tells it."""
+"""The events to wait for, in this order, and the line that shows each."""
 MOST = {"page open": 240}
-"""Seconds after the dependencies are there, at most."""
+"""Seconds from the end of the installation, at most."""
 
 
 def watch(clone: Path) -> dict[str, float]:
-    """Seconds from `make demo` to each of these."""
-    began, told = time.perf_counter(), Queue[tuple[float, str]]()  # an empty line is the end
+    """Return the seconds from `make demo` to each event."""
+    began, lines = time.perf_counter(), Queue[tuple[float, str]]()  # an empty line is the end
     command = ["make", "demo"]
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     running = subprocess.Popen(  # noqa: S603
@@ -42,8 +42,8 @@ def watch(clone: Path) -> dict[str, float]:
 
     def read(stream: IO[str]) -> None:
         for line in stream:
-            told.put((time.perf_counter() - began, line))
-        told.put((time.perf_counter() - began, ""))
+            lines.put((time.perf_counter() - began, line))
+        lines.put((time.perf_counter() - began, ""))
 
     for stream in (running.stdout, running.stderr):
         assert stream is not None
@@ -52,7 +52,7 @@ def watch(clone: Path) -> dict[str, float]:
     try:
         for what, pattern in SEEN.items():
             while what not in seen:
-                seconds, line = told.get(timeout=1800)
+                seconds, line = lines.get(timeout=1800)
                 if not line:
                     raise RuntimeError(f"make demo ended before: {what}")
                 print(f"{seconds:7.1f}  {line}", end="", flush=True)
@@ -71,7 +71,7 @@ def watch(clone: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, and keep the result."""
+    """Measure and store the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

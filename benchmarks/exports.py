@@ -1,13 +1,13 @@
-"""One model, four programs: Sightline's own search in torch, CTranslate2, onnxruntime and Hugging Face's generate say
-the same.
+"""One model in four programs: the answers of Sightline's own search in torch, CTranslate2, onnxruntime and Hugging
+Face's generate.
 
     python benchmarks/exports.py MODEL --pairs TEST.tsv
 
 MODEL is a folder that `sightline train` or `sightline import` wrote, or a shipped model; TEST pairs of source and
-reference. The model is exported three times, and each program gets raw text. Where an answer is not that of torch, it
-is told how near the choice was, by torch's own numbers: with one beam the log-probabilities of the two tokens where
-the answers part, with several the scores of both. Needs the development dependencies. The result goes to
-benchmarks/results/.
+reference. The model is exported three times, and each program gets raw text. If an answer differs from that of torch,
+the result has the distance between both, as torch computes it: with one beam the log-probabilities of the two tokens
+at which the answers differ first, with several beams the scores of both. Needs the development dependencies. The result
+goes to benchmarks/results/.
 """
 
 import argparse
@@ -39,7 +39,7 @@ TIE = 1e-4
 
 
 def hugging_face(folder: Path) -> System:
-    """As its users call it, with our rules of when a search is over."""
+    """Return Hugging Face as its users call it, with our rule for the end of a search."""
     with quiet():
         model = optional_import("transformers", extra="export").AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
         words = optional_import("transformers", extra="export").AutoTokenizer.from_pretrained(folder)
@@ -56,7 +56,7 @@ def hugging_face(folder: Path) -> System:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and store the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=lambda name: ModelFolder(name).path)
     parser.add_argument("--pairs", type=Path, required=True)
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def gap(model: Any, words: Any, source: str, one: str, other: str, beams: int) -> float:
-    """How far apart that was between which the search chose: two tokens, or, of several beams, two answers."""
+    """Return the distance between the two candidates of the search: two tokens or, with several beams, two answers."""
     both = words.encode([one, other])
     scores = force([model], words.source.encode([source] * 2), both)  # of each token, and of the end
     if beams == 1:

@@ -2,8 +2,8 @@
 
     python benchmarks/lines.py MODEL --text FILE
 
-MODEL is a folder that `sightline train` wrote, FILE text of which the lines are taken, over and over. What the process
-holds (resident memory) is looked at every second. Linux only. The result goes to benchmarks/results/.
+MODEL is a folder that `sightline train` wrote, FILE text whose lines are repeated. The resident memory of the process
+is read every second. Linux only. The result goes to benchmarks/results/.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from sightline.data.corpus import raw_lines
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and store the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, required=True)
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def resident(process: int) -> float:
-    """MiB that a process holds."""
+    """Return the resident memory of a process in MiB."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:

@@ -30,7 +30,7 @@ from sightline.search.find import find
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and store the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=lambda name: ModelFolder(name).path)
     parser.add_argument("--pairs", type=Path, required=True)

@@ -1,9 +1,9 @@
-"""How quick the page is, in a real browser: first picture, a new sentence, pointing at words, long sentences, sizes.
+"""Speed of the page in a real browser: first picture, a new sentence, pointing at words, long sentences, sizes.
 
     python benchmarks/page.py MODEL [--large MODEL] [--chromium PATH]
 
 MODEL is a folder that `sightline train` or `sightline import` wrote, or a shipped model; LARGE one with 6 layers and 8
-heads (OPUS-MT), for what depends on how much there is to draw. Needs Chromium and the development dependencies. The
+heads (OPUS-MT), for times that depend on the amount to draw. Needs Chromium and the development dependencies. The
 server, the browser and this script share the machine's cores.
 """
 
@@ -39,7 +39,7 @@ GOALS = {
     "JavaScript, kB gzipped": 200,
     "overview of 30 tokens, MB": 0.3,
 }
-"""At most; of frames a second, at least."""
+"""At most; for frames a second, at least."""
 
 # Runs before the page's own code: notes when the pictures of all heads are drawn, and how long frames take.
 WATCH = """
@@ -66,13 +66,13 @@ new PerformanceObserver((list) => {
 
 
 def sentence(tokens: int) -> str:
-    """About so many tokens."""
+    """Return a sentence of about this many tokens."""
     return " ".join(WORDS[i % len(WORDS)] for i in range(tokens)) + "."
 
 
 @contextlib.contextmanager
 def serving(model: Path) -> Iterator[str]:
-    """A service, as a user starts it."""
+    """Start a service as a user does; yield its address."""
     command = [sys.executable, "-m", "sightline.cli.main", "serve", f"model={model}", "--port", "0"]
     command += ["--set=max_traced=1024"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # noqa: S603
@@ -88,7 +88,7 @@ def serving(model: Path) -> Iterator[str]:
 
 
 def opened(browser: Browser, url: str, text: str, **more: str) -> Page:
-    """The glass with a sentence."""
+    """Open the glass with a sentence."""
     page = browser.new_context(viewport={"width": 1400, "height": 1000}, bypass_csp=True).new_page()
     page.add_init_script(WATCH)
     page.goto(f"{url}/?{urllib.parse.urlencode({'room': 'glass', 'text': text, **more})}")
@@ -97,7 +97,7 @@ def opened(browser: Browser, url: str, text: str, **more: str) -> Page:
 
 
 def small(browser: Browser, url: str, rounds: int) -> dict[str, float]:
-    """First picture, and a new sentence."""
+    """Return the times of the first picture and of a new sentence."""
     opened(browser, url, sentence(19)).context.close()  # the model is warm
     firsts, after, whole = [], [], []
     for i in range(rounds):
@@ -118,7 +118,7 @@ def small(browser: Browser, url: str, rounds: int) -> dict[str, float]:
 
 
 def pointing(page: Page, seconds: float) -> list[float]:
-    """Milliseconds of each frame while the pointer goes along the words."""
+    """Return the milliseconds of each frame while the pointer moves along the words."""
     boxes = [box for one in page.query_selector_all(".word")[:64] if (box := one.bounding_box())]
     page.evaluate("bench.frames.length = 0")
     steps = int(seconds * 60)
@@ -132,7 +132,7 @@ def pointing(page: Page, seconds: float) -> list[float]:
 
 
 def large(browser: Browser, url: str) -> dict[str, Any]:
-    """What depends on how much there is to draw."""
+    """Return the times that depend on the amount to draw."""
     page = opened(browser, url, sentence(62))
     frames = pointing(page, 4)
     page.context.close()
@@ -160,7 +160,7 @@ def large(browser: Browser, url: str) -> dict[str, Any]:
 
 
 def overview(browser: Browser, url: str) -> float:
-    """Megabytes that the pictures of 30 tokens take."""
+    """Return the megabytes of the pictures of 30 tokens."""
     page = browser.new_context().new_page()
     sizes: list[int] = []
 
@@ -178,7 +178,7 @@ def overview(browser: Browser, url: str) -> float:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and store the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=lambda name: ModelFolder(name).path)
     parser.add_argument("--large", type=lambda name: ModelFolder(name).path, help="without, MODEL")

@@ -52,7 +52,7 @@ SETS: dict[str, dict[str, Any]] = {
 
 
 def moses(texts: list[str], language: str) -> list[str]:
-    """As the anchor of Multi30k scores it: tokenised by Moses, lower-cased."""
+    """Tokenise with Moses and lower-case, as published scores of Multi30k are computed."""
     from sacremoses import MosesTokenizer  # type: ignore[import-untyped]  # noqa: PLC0415 - needed by one of the sets
 
     tokenizer = MosesTokenizer(language)
@@ -88,7 +88,7 @@ def main() -> None:
     result: dict[str, Any] = {"parameters": parameters(folder)}
     for part in options.on:
         result[part] = score(folder, options.data / chosen[part], chosen["search"])
-        # From raw text to a score; what the other one takes is not counted.
+        # From raw text to the first score; the time of the second score does not count.
         result.setdefault("seconds", {"training": round(trained, 1), "in all": round(time.perf_counter() - began, 1)})
     if result["parameters"] > chosen["limit"]:
         sys.exit(f"{result['parameters']:,} parameters are more than the {chosen['limit']:,} of this set")
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def parameters(folder: Path) -> int:
-    """How many numbers the trained model has."""
+    """Return the number of parameters of the trained model."""
     from sightline.model_folder import load_model  # noqa: PLC0415
 
     return sum(p.numel() for p in load_model(folder).parameters())

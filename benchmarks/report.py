@@ -1,7 +1,7 @@
-"""Put all results together: `python benchmarks/report.py` writes RESULTS.md beside itself from results/*.json.
+"""Write the page of results: `python benchmarks/report.py` writes RESULTS.md from results/*.json.
 
-Nothing is measured here. Each table tells the command that measured it, the machine, the versions and the commit, and
-whether the goal that was set was met; a goal is a number that the project wanted, set before it was measured.
+It measures nothing. Each table has the command that measured it, the machine, the versions and the commit, and whether
+its goal was met. A goal is a number that the project set before the measurement.
 """
 
 import json
@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 class Goal(NamedTuple):
-    """A number of a result, and what it should be at least."""
+    """A number of a result, and its least acceptable value."""
 
     what: str
     least: float
@@ -113,7 +113,7 @@ ENTRIES: dict[str, list[Entry]] = {
             [Goal("BLEU on the test set", 38.0, lambda found: float(found["results"]["test"]["bleu"]["score"]))],
         ),
     ],
-    "The translator that ships, beside its teacher": [
+    "The bundled translator and its teacher": [
         Entry(
             "Quality, beam 4, float32",
             "student",
@@ -139,8 +139,8 @@ ENTRIES: dict[str, list[Entry]] = {
             ]
             + [
                 Goal(
-                    "words/s in int8, one beam, all at once (of Marian's student models, 6 + 2 layers, int8, shortlist,"
-                    " 3,300 are told on one core of another machine)",
+                    "words/s in int8, one beam, all at once (Marian reports 3,300 for its students of 6 + 2 layers in"
+                    " int8 with a shortlist, on one core of another machine)",
                     3300.0,
                     _student("words/s on a core", "int8", 1, 384),
                 )
@@ -253,15 +253,15 @@ ENTRIES: dict[str, list[Entry]] = {
 }
 
 
-ABOUT = """Written by `python benchmarks/report.py` from [`results`](results); each table by the command above it.
-What DATA, PAIRS.tsv, TEACHER and the models are, and how to get them: [Data](../docs/guides/data.md). Machines differ
-from minute to minute: what counts are the ratios inside of one table, which were measured in one run. ✓ is a goal that
-was met, ✗ one that was missed. Where BLEU has no signature beside it, it is
+ABOUT = """Written by `python benchmarks/report.py` from [`results`](results). The command above a table measured it.
+[Data](../docs/guides/data.md) describes DATA, PAIRS.tsv, TEACHER and the models. The speed of a machine changes from
+minute to minute; the ratios inside of one table were measured in one run. ✓ is a goal that was met, ✗ a goal that was
+missed. BLEU without a signature is
 nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0."""
 
 
 def report() -> str:
-    """All of it, as Markdown."""
+    """Return the page as Markdown."""
     parts = ["# Results", ABOUT]
     for chapter, entries in ENTRIES.items():
         parts.append(f"## {chapter}")

@@ -2,8 +2,8 @@
 
     python benchmarks/serve.py MODEL --pairs PAIRS.tsv [--parts throughput latency mixed stop] [--minutes 10]
 
-MODEL is a folder that `sightline train` wrote, or a shipped model; PAIRS a TSV of which the sources are asked for.
-Every answer is compared with what the engine says in a process of its own. Four parts:
+MODEL is a folder that `sightline train` wrote, or a bundled model; PAIRS a TSV whose sources are translated. Every
+answer is compared with that of an engine in another process. Four parts:
 
 - throughput: the same sentences one request at a time, and by 64 clients at once;
 - latency: lone requests against calls of the engine, in turn, sentence by sentence;
@@ -11,8 +11,9 @@ Every answer is compared with what the engine says in a process of its own. Four
   a documented one, no answer wrong, and memory flat;
 - stop: SIGTERM under load loses no request; after SIGKILL the service is back as soon as the model is loaded.
 
-The client takes its share of the same cores. Linux only; needs the development dependencies. Each part goes to
-benchmarks/results/ with its own machine and commit. Ends with 1 if something was wrong; a missed goal of speed is told.
+The client runs on the same cores. Linux only; needs the development dependencies. Each part goes to
+benchmarks/results/ with its own machine and commit. The exit code is 1 if an answer was wrong; a missed goal is only
+printed.
 """
 
 import argparse
@@ -51,14 +52,14 @@ BEAMS = (1, 4)
 PARTS = ("throughput", "latency", "mixed", "stop")
 PACKAGES = ("ctranslate2", "fastapi", "uvicorn", "uvloop", "httptools")
 DEADLINE = 30.0
-"""Seconds in which a service that was told to stop must have ended (`ServeConfig.shutdown`)."""
+"""Seconds in which a service must end after SIGTERM (`ServeConfig.shutdown`)."""
 
 
 # --- The processes
 
 
 class Alone:
-    """The engine in a process of its own: what is right, and how long it takes without a service."""
+    """An engine in its own process: the expected answers, and its time without a service."""
 
     def __init__(self, model: Path, engine: str) -> None:
         context = multiprocessing.get_context("spawn")
@@ -68,7 +69,7 @@ class Alone:
         self._pipe.recv()
 
     def translate(self, texts: Sequence[str], beam: int) -> tuple[list[str], float]:
-        """The translations, and the seconds that the call took over there."""
+        """Return the translations and the seconds of the call in that process."""
         self._pipe.send((texts, beam))
         answers, seconds = self._pipe.recv()
         return answers, seconds
@@ -110,13 +111,13 @@ class Server:
             time.sleep(0.01)
 
     def log(self) -> list[str]:
-        """What it has said, whole lines only."""
+        """Return the complete lines of its log."""
         self._log.seek(0)
         text = self._log.read().decode()
         return text[: text.rfind("\n") + 1].splitlines()
 
     async def ready(self) -> float:
-        """Seconds from the start of the process until requests may come."""
+        """Return the seconds from the start of the process until it is ready."""
         while True:
             with contextlib.suppress(OSError, LostError):
                 async with Connection(self.port) as one:
@@ -147,9 +148,9 @@ class LostError(Exception):
     """The connection ended before the answer did."""
 
     def __init__(self, begun: bool) -> None:
-        super().__init__("an answer was broken off" if begun else "there was no answer")
+        super().__init__("an answer was broken off" if begun else "no answer")
         self.begun = begun
-        """Whether some of the answer was there."""
+        """Whether a part of the answer had arrived."""
 
 
 class Answer(NamedTuple):
@@ -389,7 +390,7 @@ def _compared(served: list[float], called: list[float]) -> dict[str, Any]:
 
 
 class Mixed:
-    """Requests of all sorts. Each method is one; what was wrong is noted, and what came back is counted."""
+    """Requests of all kinds, one for each method. Errors are stored, and statuses are counted."""
 
     def __init__(self, server: Server, known: Mapping[int, Mapping[str, str]], seed: int) -> None:
         """`known`: by beam, the translation of each text."""
@@ -398,7 +399,7 @@ class Mixed:
         self.wrong: list[str] = []
 
     async def client(self, until: float) -> None:
-        """Ask this and that for a while, over a connection that is kept where that is possible."""
+        """Send random requests until a time, over one connection if possible."""
         kinds: dict[Callable[[Connection], Awaitable[None]], int] = {
             self.right: 40, self.several: 5, self.libre: 5, self.streamed: 10, self.scored: 3, self.traced: 1,
             self.invalid: 10, self.malformed: 5, self.too_large: 3, self.left: 8, self.stream_left: 5,
@@ -416,32 +417,32 @@ class Mixed:
         one.close()
 
     def note(self, name: str, what: str) -> None:
-        """Something is wrong."""
+        """Store an error."""
         self.counts[f"{name}: wrong"] += 1
         self.wrong.append(f"{name}: {what}")
 
     def check(self, name: str, answer: Answer, *statuses: int) -> bool:
-        """Whether it is a status that may come, told as a problem if it is one; and no 503."""
+        """Return whether the status is one of these. An error must be a documented problem; 503 is allowed."""
         self.counts[f"{name}: {answer.status}"] += 1
         if answer.status >= 400:
             about = answer.json()
             kind = about.get("type", "").removeprefix("urn:sightline:problem:")
-            told = answer.kind == "application/problem+json" and kind in KINDS
-            if not told or KINDS[kind].status != answer.status or about.get("status") != answer.status:
-                self.note(name, f"status {answer.status} told as {answer.kind}, {answer.body[:200]!r}")
+            known = answer.kind == "application/problem+json" and kind in KINDS
+            if not known or KINDS[kind].status != answer.status or about.get("status") != answer.status:
+                self.note(name, f"status {answer.status} as {answer.kind}, {answer.body[:200]!r}")
                 return False
         if answer.status not in (*statuses, 503):
             self.note(name, f"status {answer.status}: {answer.body[:200]!r}")
         return answer.status in statuses
 
     def compare(self, name: str, found: Sequence[str], texts: Sequence[str], beam: int) -> None:
-        """Whether the translations are those of the engine alone."""
+        """Compare translations with those of the engine alone."""
         for text, one in zip(texts, found, strict=True):
             if one != self.known[beam][text]:
                 self.note(name, f"{one!r}, not {self.known[beam][text]!r}, for {text!r} with beam {beam}")
 
     def some(self, count: int = 1) -> list[str]:
-        """Texts that may be asked for."""
+        """Return random texts."""
         return self.chance.choices(list(self.known[1]), k=count)
 
     async def right(self, one: Connection) -> None:
@@ -486,7 +487,7 @@ class Mixed:
             await self.streamed(slow, 0.1, "slow reader")
 
     async def scored(self, one: Connection) -> None:
-        """The translation of a text must be as probable as its details say."""
+        """Check that the score of a translation is that of its details."""
         (text,) = self.some()
         answer = await one.ask("/v1/translate", asking(text, 4, details=True))
         if not self.check("scored", answer, 200):
@@ -541,12 +542,12 @@ class Mixed:
         self.check("malformed", await one.ask(path, body), 400, 422)
 
     async def too_large(self, one: Connection) -> None:
-        """More than anybody wants to read."""
+        """A body that is too large."""
         body = asking("a" * 1_100_000, 1)
         try:
             if self.chance.random() < 0.5:
                 answer = await one.ask("/v1/translate", body)
-            else:  # it does not say how long it is
+            else:  # without a length
                 head = written("/v1/translate", b"", Content_Length="", Transfer_Encoding="chunked")
                 with contextlib.suppress(ConnectionError):
                     await one.send(head + f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n")
@@ -648,13 +649,13 @@ async def mixed(options: argparse.Namespace, texts: Sequence[str], alone: Alone)
 
 
 class Sent(NamedTuple):
-    """A request, and what became of it."""
+    """A request and its outcome."""
 
     at: float
-    """When all of it was sent."""
+    """The time at which it was sent."""
     outcome: str
     bad: str = ""
-    """What is wrong with the answer itself."""
+    """The error in the answer, if any."""
 
 
 async def stop(options: argparse.Namespace, texts: Sequence[str], alone: Alone) -> tuple[Any, list[str]]:
@@ -708,7 +709,7 @@ async def _until_it_ends(
     greedy: Mapping[str, str],
     sent: list[Sent],
 ) -> None:
-    """Ask until nobody is there. Some keep their connection, some take a new one each time, some read streams."""
+    """Send requests until the service has ended: over one connection or new ones, with or without streaming."""
     one, chance = Connection(server.port), random.Random(number)
     streams, kept = number % 4 >= 2, number % 2 == 0
     while True:
@@ -731,7 +732,7 @@ async def _until_it_ends(
         else:
             outcome = str(answer.status)
             if answer.status == 503:
-                bad = "" if answer.kind == "application/problem+json" else f"a 503 told as {answer.kind}"
+                bad = "" if answer.kind == "application/problem+json" else f"a 503 as {answer.kind}"
             elif answer.status != 200:
                 bad = f"status {answer.status}"
             elif streams:
@@ -749,7 +750,7 @@ async def _until_it_ends(
 async def _killed(
     options: argparse.Namespace, known: Mapping[tuple[str, ...], list[str]], greedy: Mapping[str, str]
 ) -> float:
-    """Seconds until it is ready again, at the same port, when it was killed under load."""
+    """Kill a service under load; return the seconds until a new one is ready at the same port."""
     with Server(options.model, options.engine) as server:
         await server.ready()
         tasks = [asyncio.create_task(_until_it_ends(server, i, known, greedy, [])) for i in range(32)]
@@ -762,7 +763,7 @@ async def _killed(
 
 
 def _plain(options: argparse.Namespace) -> float:
-    """Seconds until a process that does nothing else has the model."""
+    """Return the seconds until a process without a service has loaded the model."""
     code = "import sys, sightline; sightline.load(sys.argv[1], engine=sys.argv[2]); print('loaded', flush=True)"
     command = [sys.executable, "-c", code, str(options.model), options.engine]
     began = time.perf_counter()
@@ -776,7 +777,7 @@ def _plain(options: argparse.Namespace) -> float:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and store the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=lambda name: ModelFolder(name).path)
     parser.add_argument("--pairs", type=Path, required=True)
@@ -787,9 +788,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of throughput the best counts, of restarts the median")
     parser.add_argument("--lone", type=int, default=150, help="requests of which the latency is measured")
     parser.add_argument("--rest", type=float, default=0.25, help="seconds between lone requests")
-    parser.add_argument("--minutes", type=float, default=10, help="of mixed load; fewer than 3 tell nothing of memory")
+    parser.add_argument("--minutes", type=float, default=10, help="of mixed load; memory needs at least 3")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--name", help="of the result, if it is not to replace that of the engine")
+    parser.add_argument("--name", help="of the result; by default that of the engine")
     options = parser.parse_args()
     if options.sentences < 128:
         parser.error("--sentences: 128 are the fewest")

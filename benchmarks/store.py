@@ -1,7 +1,7 @@
 """Memory and time of a tokenised corpus, from small to large: `python benchmarks/store.py [--pairs 100000 1000000]`.
 
-Neither the memory of preparing and reading nor the time of an update may grow with the corpus. Each size has a process
-of its own: first without torch, so that what is measured is the store; then with it, updating a small model.
+The memory of preparing and reading must not grow with the corpus, nor the time of an update. Each size has its own
+process: first without torch, to measure the store alone; then with torch, to update a small model.
 """
 
 import argparse
@@ -25,7 +25,7 @@ READS, ROWS, UPDATES = 200, 256, 60
 
 
 def main() -> None:
-    """Measure every size, and keep the table."""
+    """Measure every size and store the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, nargs="+", default=[100_000, 1_000_000, 5_000_000])
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # one size, in its own process
@@ -47,17 +47,17 @@ def main() -> None:
 
 
 def write(folder: Path, count: int) -> None:
-    """A corpus of as many pairs, and a vocabulary for it."""
+    """Write a corpus of `count` pairs, and a vocabulary for it."""
     lines = [f"{source}\t{target}" for source, target in islice(sentences(), 50_000)]
     with (folder / "pairs.tsv").open("w") as file:
         for number in range(count):
-            file.write(f"{number} {lines[number % len(lines)]} {number}\n")  # no two alike
+            file.write(f"{number} {lines[number % len(lines)]} {number}\n")  # all different
     tokenizer = Tokenizer.train((side for line in lines for side in line.split("\t")), 8_000)
     (folder / "tokenizer.model").write_bytes(tokenizer.model)
 
 
 def sentences() -> Iterator[tuple[str, str]]:
-    """Pairs of sentences of invented words, which are as frequent as the words of a language (Zipf)."""
+    """Yield pairs of sentences of invented words, with the frequencies of a language (Zipf)."""
     chance = np.random.default_rng(0)
     letters = np.array(list("eeeeaaaiioounnnrrrsssttthhlldmcgpbfwkvz"))
     words = np.array(["".join(chance.choice(letters, size)) for size in chance.integers(2, 10, 30_000)])
@@ -71,7 +71,7 @@ def sentences() -> Iterator[tuple[str, str]]:
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Prepare, prepare again, and read at random."""
+    """Prepare a corpus twice and read it at random."""
     tokenizer = Tokenizer.load(folder / "tokenizer.model")
     seconds = []
     for _ in range(2):
@@ -131,7 +131,7 @@ def train(store: Store, words: int) -> dict[str, Any]:
 
 
 def peak() -> int:
-    """The most resident memory this process ever had, in MiB. (What getrusage tells includes its parent's.)"""
+    """Return the peak resident memory of this process in MiB. getrusage would include its parent."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) // 1024
 

@@ -1,13 +1,13 @@
-"""The shipped translator beside its teacher: how good, and how fast on a processor, by the same engine.
+"""Quality of the bundled translator and of its teacher, and their speed on a CPU with the same engine.
 
     python benchmarks/student.py en-fr TEACHER --data DATA
 
 TEACHER is OPUS-MT English-French (`sightline import Helsinki-NLP/opus-mt-en-fr --out TEACHER`). DATA has
 `tatoeba/en-fr.test.tsv.gz` (sampled from the Tatoeba Challenge) and `multi30k/en-fr.test2016.tsv.gz` (Multi30k, task 1,
 raw): English, a tab, French; and `tatoeba/en-fr.train.tsv.xz`, from which a shortlist for the student is learnt.
-Quality is that of beam 4 in float32. For speed both get the same sentences, 32 at a time and all at once, as a file
-has them, and take turns; for each batch the best of several times counts. They have one thread each: of several, those
-of one would still be spinning when it is the other's turn. Words are those of the source.
+Quality is that of beam 4 in float32. For speed both translate the same sentences, 32 at a time and all together, and
+take turns; for each batch the best time counts. Each has one thread: more threads of one would still spin while the
+other works. Words are words of the source.
 """
 
 import argparse
@@ -34,7 +34,7 @@ SEVERAL = 32
 
 
 def quality(systems: dict[str, str], data: Path, most: int | None) -> list[dict[str, Any]]:
-    """BLEU and chrF of each, with their signatures."""
+    """Return BLEU and chrF of each system, with their signatures."""
     rows = []
     for name, model in systems.items():
         engine = sightline.load(model, device="cpu", precision="float32")
@@ -51,12 +51,12 @@ def quality(systems: dict[str, str], data: Path, most: int | None) -> list[dict[
 
 
 def translate(engine: sightline.Engine, beams: int, texts: list[str]) -> list[str]:
-    """What is timed."""
+    """Translate; this is the call that is timed."""
     return [found.text for found in engine.translate(texts, beam=beams)]
 
 
 def speed(systems: dict[str, str], texts: list[str], rounds: int) -> list[dict[str, Any]]:
-    """Words a second on one core of each, in both precisions."""
+    """Return the words per second on one core of each system, in both precisions."""
     words, rows = sum(len(text.split()) for text in texts), []
     kinds: list[tuple[Precision, bool]] = [("float32", False), ("int8", False), ("int8", True)]
     for precision, mapped in kinds:
@@ -77,7 +77,7 @@ def speed(systems: dict[str, str], texts: list[str], rounds: int) -> list[dict[s
             found = side_by_side(said, batches, rounds)
             for name, (seconds, _) in found.items():
                 if mapped and name == "teacher":
-                    continue  # it has none, and is there to be compared with
+                    continue  # it has no shortlist; it was timed for the comparison
                 row: dict[str, Any] = {
                     "system": name,
                     "precision": f"{precision}, with a shortlist" if mapped else precision,
@@ -92,7 +92,7 @@ def speed(systems: dict[str, str], texts: list[str], rounds: int) -> list[dict[s
 
 
 def main() -> None:
-    """Measure, and keep the result."""
+    """Measure and store the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("student")
     parser.add_argument("teacher")

@@ -1,8 +1,8 @@
-"""Put a trained model among those that come with Sightline: half-precision weights, its vocabulary, and no more.
+"""Bundle a trained model with Sightline: half-precision weights and the vocabulary.
 
     python recipes/ship.py RUN NAME [--states STEP ...]
 
-With --states, those states of a run with train.keep_tested=true go along, for looking at how it learnt.
+With --states, these states of a run with train.keep_tested=true are bundled too, to show how it learnt.
 """
 
 import argparse
@@ -15,8 +15,8 @@ from sightline.model_folder import BUNDLED
 
 
 def ship(run: Path, name: str, states: list[int]) -> Path:
-    """The folder of the shipped model. Its card, README.md, and what to try, examples.txt, are written by hand and stay
-    as they are."""
+    """Write the folder of the bundled model and return it. Its card, README.md, and its examples, examples.txt, are
+    written by hand and stay."""
     folder, draft = BUNDLED / name, BUNDLED.parent / f"{name}.partial"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
@@ -35,7 +35,7 @@ def ship(run: Path, name: str, states: list[int]) -> Path:
     if (folder / "examples.txt").exists():
         for place in [draft, *draft.glob("states/*")]:
             shutil.copy(folder / "examples.txt", place / "examples.txt")
-    shutil.rmtree(folder, ignore_errors=True)  # all of the new one is there
+    shutil.rmtree(folder, ignore_errors=True)  # the new one is complete
     draft.rename(folder)
     return folder
 
@@ -45,11 +45,11 @@ def _halve(file: Path, out: Path) -> None:
 
 
 def main() -> None:
-    """Ship one."""
+    """Bundle one model."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("run", type=Path, help="the folder of a run")
-    parser.add_argument("name", help="what the model is called")
-    parser.add_argument("--states", type=int, nargs="*", default=[], help="steps of its states that go along")
+    parser.add_argument("name", help="the name of the model")
+    parser.add_argument("--states", type=int, nargs="*", default=[], help="steps of the states to bundle")
     options = parser.parse_args()
     folder = ship(options.run, options.name, options.states)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

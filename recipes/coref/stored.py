@@ -1,4 +1,4 @@
-"""Store where the shipped model `coref` looks in the riddle: what the page shows until the reader's own model answers.
+"""Store the attention of the bundled model `coref` on the riddle. The page shows it until a service answers.
 
 python recipes/coref/stored.py
 """
@@ -13,7 +13,7 @@ FILE = Path(__file__).parents[2] / "web" / "src" / "stored.bin"
 
 
 def stored() -> bytes:
-    """The weights of all attentions, and what a server tells about a trace."""
+    """Return the weights of all attentions, with the description that a service sends with a trace."""
     engine = load("coref", device="cpu", engine="torch")
     pair = riddle()[0]
     trace = engine.trace(pair.source, pair.target)

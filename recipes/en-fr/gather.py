@@ -1,12 +1,12 @@
-"""Put together what the student learns from beside the corpora: sentences and the teacher's translations of them, once
-each; riddles four times, as there are few; and some once more as people type who are in a hurry, or shout, or have
-French already.
+"""Collect the training pairs of the student that are not in the corpora: sentences with translations by the teacher,
+once each; riddles four times, because they are few; and some pairs again in lower case, in upper case, or with French
+as the source.
 
     python recipes/en-fr/gather.py --pairs stories.en stories.fr --riddles riddles.tsv --without known.tsv \
         --out more.tsv
 
-Left out: sentences of the files given by --without (dev and test sets, what is learnt from anyway), the riddle of the
-animal and the street itself, and pairs of which one side is far longer than the other.
+Left out: sentences of the files in --without (dev and test sets, and other training data), the riddle of the animal and
+the street itself, and pairs with one side far longer than the other.
 """
 
 import argparse
@@ -20,12 +20,12 @@ TIMES = 4
 
 
 def alike(one: int, other: int) -> bool:
-    """Whether neither side is far longer."""
+    """Return whether both sides have similar lengths."""
     return max(one, other) <= 3 * min(one, other) + 20
 
 
 def untidy(pair: tuple[str, str], dice: random.Random) -> tuple[str, str] | None:
-    """Of a few in a hundred, the pair as somebody might type it."""
+    """Return a few in a hundred pairs in another spelling."""
     (english, french), chance = pair, dice.random()
     if chance < 0.02:
         return english.lower().rstrip(".!?"), french
@@ -35,7 +35,7 @@ def untidy(pair: tuple[str, str], dice: random.Random) -> tuple[str, str] | None
 
 
 def main() -> None:
-    """Write the pairs in a random order, which is the same each time."""
+    """Write the pairs in a random order that is the same each time."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--pairs", type=Path, nargs=2, action="append", default=[], help="English, and its translation")
     parser.add_argument("--riddles", type=Path, required=True)

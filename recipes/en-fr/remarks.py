@@ -1,10 +1,9 @@
-"""Write short everyday remarks like those of Tatoeba, with a language model that has learnt from them, for a teacher to
-translate.
+"""Write short everyday remarks with a language model trained on Tatoeba, for a teacher to translate.
 
     sightline train --text remarks.txt --preset gpt-tiny --out remarks
     python recipes/en-fr/remarks.py remarks --sentences 900000 --without known.tsv --out remarks.en
 
-Sentences of the files given by --without (dev and test sets, what is translated already) are left out.
+Sentences of the files in --without (dev and test sets, sentences that have a translation) are left out.
 """
 
 import argparse
@@ -37,19 +36,21 @@ def write(model: DecoderOnly, rows: int, at_least: float) -> Tensor:
 
 
 def whole(row: list[int]) -> list[list[int]]:
-    """The tokens of a row's remarks."""
+    """Return the tokens of the complete remarks in a row."""
     ends = [place for place, token in enumerate(row) if token == END]
     return [row[begin + 1 : end] for begin, end in itertools.pairwise(ends)]
 
 
 def main() -> None:
-    """Write as many different remarks as asked."""
+    """Write `--sentences` different remarks."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", 1)[0])
     parser.add_argument("model", type=Path, help="a language model")
     parser.add_argument("--sentences", type=int, default=900_000)
     parser.add_argument("--without", type=Path, action="append", default=[], help="a file whose sentences are left out")
-    parser.add_argument("--rows", type=int, default=4096, help="rows of some two dozen remarks, side by side")
-    parser.add_argument("--at-least", type=float, default=0.02, help="times the likeliest token, what may be drawn")
+    parser.add_argument("--rows", type=int, default=4096, help="rows in a batch, each of about two dozen remarks")
+    parser.add_argument(
+        "--at-least", type=float, default=0.02, help="least probability of a token, relative to the likeliest"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()

