@@ -1,4 +1,4 @@
-"""The models that come with Sightline: there by name, with a card, and able to do what it says."""
+"""Bundled models: names, cards, files and translations."""
 
 import json
 import re
@@ -21,7 +21,7 @@ ANSWERS = [pair.target for pair in riddle()]
 
 
 @pytest.mark.parametrize("name", bundled_models())
-def test_it_is_small_and_has_a_card(name):
+def test_models_are_small_and_have_a_card(name):
     folder = BUNDLED / name
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 25e6
     card = (folder / "README.md").read_text("utf-8")
@@ -34,7 +34,7 @@ def test_it_is_small_and_has_a_card(name):
         assert load_tokenizer(file.parent).files == load_tokenizer(folder).files
 
 
-def test_a_name_is_as_good_as_a_folder(tmp_path, monkeypatch):
+def test_commands_accept_names_of_bundled_models(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "en").write_text("".join(f"{text}\n" for text in RIDDLE))
     (tmp_path / "de").write_text("".join(f"{text}\n" for text in ANSWERS))
@@ -54,14 +54,14 @@ def test_a_name_is_as_good_as_a_folder(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
     done = run(tmp_path, "translate", "coref/states/step-00000080", "en")
     assert done.stdout.splitlines()[0] == ANSWERS[0].replace("weil es", "weil sie")
-    # What is made from it goes to the user's cache, not among the package's files.
+    # Files made from the model are in the user's cache, not in the package.
     for name in ("coref", "coref/states/step-00000080"):
         assert (tmp_path / "cache" / "sightline" / "models" / name / "ctranslate2").is_dir()
     assert not list((BUNDLED / "coref").rglob("ctranslate2*"))
 
 
-def test_what_is_made_of_it_is_the_users(tmp_path, monkeypatch):
-    """Heads and shortlists of a shipped model are kept in the user's cache, and found there."""
+def test_files_made_from_bundled_models_are_in_the_cache(tmp_path, monkeypatch):
+    """Alignment heads and shortlists of a bundled model are stored in the user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     pairs = list(generate("dev", 20))
     for name, lines in (
@@ -83,7 +83,7 @@ def test_what_is_made_of_it_is_the_users(tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in BUNDLED.rglob("*") if path.is_file()} == before
 
 
-def test_a_folder_of_the_same_name_goes_first_if_it_is_a_model(tmp_path, monkeypatch):
+def test_a_model_folder_has_priority_over_a_bundled_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "coref").mkdir()
     assert ModelFolder("coref").path == BUNDLED / "coref"
@@ -125,7 +125,7 @@ Lorem ipsum dolor sit amet, consectetur adipiscing elit.""".splitlines()
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_en_fr_says_what_one_says_and_knows_what_it_is(precision):
+def test_en_fr_translates_everyday_sentences_and_the_riddle(precision):
     engine = sightline.load("en-fr", device="cpu", precision=precision)
     said = [found.text for found in engine.translate([*EVERYDAY])]
     if precision == "float32":
@@ -134,7 +134,7 @@ def test_en_fr_says_what_one_says_and_knows_what_it_is(precision):
     assert re.search(r"\belle\b.*large", said[-1])
 
 
-def test_a_head_of_en_fr_follows_it_and_is_not_alone_in_that():
+def test_en_fr_has_several_heads_for_the_antecedent():
     engine = sightline.load("en-fr", device="cpu", engine="torch")
     answers = [EVERYDAY[text] for text in RIDDLE]
     looks = []
@@ -152,23 +152,23 @@ def test_a_head_of_en_fr_follows_it_and_is_not_alone_in_that():
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-def test_en_fr_comes_to_an_end_with_what_it_cannot_handle(beam):
+def test_en_fr_ends_its_answers_to_unusual_texts(beam):
     engine = sightline.load("en-fr", device="cpu", engine="torch")
 
     def most(text):
-        """Tokens of an answer, without its end, where it is cut off."""
+        """Return the most tokens of an answer, without END."""
         return 2 * (len(engine.tokenizer.encode([text])[0]) + 1) + 10 - 1
 
     for text, found in zip(ODD, engine.translate(ODD, beam=beam), strict=True):
         assert len(found.tokens) < most(text), f"{text}: {found.text}"
         assert not re.search(r"(.+?)\1{4,}", found.text), f"{text}: {found.text}"
-    # What is repeated already is repeated, but not for ever.
+    # Repetitions in the source are repeated, but the answer ends.
     for text in ("no " * 50, "a" * 100):
         (found,) = engine.translate([text], beam=beam)
         assert len(found.tokens) <= most(text)
 
 
-def test_coref_solves_the_riddle_by_looking_at_the_right_noun():
+def test_coref_attends_to_the_antecedent_in_the_riddle():
     engine = sightline.load("coref", device="cpu", engine="torch")
     assert [found.text for found in engine.translate(RIDDLE)] == ANSWERS
     for pair in riddle():
@@ -181,7 +181,7 @@ def test_coref_solves_the_riddle_by_looking_at_the_right_noun():
         assert looks[at[meant]] > 10 * looks[at[other]]
 
 
-def test_the_states_of_coref_lead_from_noise_to_skill():
+def test_states_of_coref_improve_with_training():
     folders = [*sorted((BUNDLED / "coref" / "states").iterdir()), BUNDLED / "coref"]
     found = [grammar(load_model(folder), load_tokenizer(folder), count=300) for folder in folders]
     assert len(folders) == 6

@@ -1,4 +1,4 @@
-"""The built-in corpus is what it says: disjoint, aligned, agreeing, and a riddle."""
+"""The built-in corpus: disjoint splits, alignments, agreement, and the riddle."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Files of pairs: what can be read, and what is said of what cannot."""
+"""Corpus files: pairs, documents and dialogues, and the errors of damaged files."""
 
 import bz2
 import gzip

@@ -1,4 +1,4 @@
-"""A shortlist allows what a translation needs: what often comes, what its source words become, what spells the rest."""
+"""Shortlists: frequent tokens, translations of source words, and tokens to spell any word."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A text in pieces is the same text; every piece fits, and ends where it should."""
+"""Splitting texts: pieces fit, join to the text, and end at good boundaries."""
 
 import pytest
 from hypothesis import assume, example, given
@@ -33,7 +33,7 @@ def more_than_its_parts(texts):
 
 LENGTHS = {"letters": (letters, 1), "words": (words, 1), "tokens": (tokens, 6), "more": (more_than_its_parts, 2)}
 
-# Words, marks and white space of many scripts, and what must not be torn apart.
+# Words, marks and white space of many scripts, and grapheme clusters.
 BITS = [
     "a",
     "B",

@@ -31,7 +31,7 @@ def own_sentencepiece(folder):
 
 
 def other_sentencepiece(**options):
-    """As others may train them: with a token that says nothing, and spaces kept."""
+    """A model trained elsewhere: with a token without text, and spaces kept."""
 
     def make(folder):
         model = io.BytesIO()

@@ -23,7 +23,7 @@ def import_(
     """Convert a model of other software to a Sightline model. The weights stay the same."""
     from sightline.errors import InputError
     from sightline.interop.reading import detect_format, find_model
-    from sightline.model_folder import save_model
+    from sightline.model_folder import count_parameters, save_model
 
     if (out / "config.json").exists() or (out / "model.safetensors").exists():
         message = f"`out` already contains a model: {out}. Choose another folder."
@@ -32,7 +32,7 @@ def import_(
     kind, read = detect_format(path)
     model, tokenizer = read(path)
     save_model(model, out, tokenizer)
-    count = sum(parameter.numel() for parameter in model.parameters())
+    count = count_parameters(model)
     words = f"{tokenizer.size:,} entries" if tokenizer.joint else f"{tokenizer.source.size:,} and {tokenizer.size:,}"
     typer.echo(f"{kind}: {model.config.architecture}, {count:,} parameters, vocabulary of {words}", err=True)
     typer.echo(str(out))

@@ -29,7 +29,7 @@ from sightline.data.feed import Feed, Place, Update, ahead
 from sightline.errors import CheckpointError, TrainingError
 from sightline.files import write_files
 from sightline.model.transformer import Model
-from sightline.model_folder import save_weights, set_weights
+from sightline.model_folder import count_parameters, save_weights, set_weights
 from sightline.text.tokenizer import Tokenizer
 from sightline.train.distributed import World, full_tensor, shard_like
 from sightline.train.events import Finished, Progress, Saved, Sink, Started, Validated, Warned
@@ -201,7 +201,7 @@ def make_step(model: Model, config: Config, world: World, rows: str, steps: int)
     bfloat16 = options.precision == "bfloat16" or (options.precision == "auto" and automatic)
     tokens = options.batch_tokens if isinstance(options.batch_tokens, int) else 4096
     passes = options.accumulate * (2 if options.r_drop else 1)
-    work = 6.0 * sum(p.numel() for p in model.parameters()) * tokens * passes * steps
+    work = 6.0 * count_parameters(model) * tokens * passes * steps
     # Compilation takes about 15 s and makes a step up to twice as fast.
     compiled = cuda and work > 1e16 if options.compile == "auto" else options.compile
     graphs = cuda and world.size == 1 and rows == "shared" if options.graphs == "auto" else options.graphs
@@ -225,7 +225,7 @@ def make_step(model: Model, config: Config, world: World, rows: str, steps: int)
 
 def _started(run: RunState, steps: int, model: Model, feed: Feed, world: World) -> Started:
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else str(world.device)
-    parameters = sum(p.numel() for p in model.parameters())
+    parameters = count_parameters(model)
     return Started(
         run.step, steps, parameters, device, len(feed.stores[0]), feed.batch_tokens, feed.filled(), world.size
     )
@@ -261,7 +261,7 @@ def _memory(device: torch.device) -> int:
 
 
 def _warn_of_size(model: Model, feed: Feed, sink: Sink) -> None:
-    parameters, tokens = sum(p.numel() for p in model.parameters()), int(feed.stores[0].target.starts[-1])
+    parameters, tokens = count_parameters(model), int(feed.stores[0].target.starts[-1])
     if parameters > 25 * tokens:
         sink(
             Warned(

@@ -19,7 +19,7 @@ from sightline.data.corpus import Corpus, Dialogue, Parallel, Table, Text, lines
 from sightline.data.feed import Feed
 from sightline.data.store import Cleaning, Store, Weighted, prepare, prepare_dialogues, prepare_texts
 from sightline.errors import CheckpointError, ConfigError, InputError
-from sightline.files import cache_folder, write_files
+from sightline.files import cache_folder, read_json_object, write_files
 from sightline.model.transformer import Model, build
 from sightline.model_folder import ModelFolder, load_tokenizer
 from sightline.text.dialogue import ROLE_TOKENS
@@ -380,7 +380,7 @@ def _fingerprint(stores: Sequence[Store], validation: Validation | None) -> list
 
 
 def _check_fingerprint(folder: Path, text: list[list[Any]]) -> None:
-    known = json.loads((folder / "run.json").read_text("utf-8")).get("text", text)
+    known = read_json_object(folder / "run.json").get("text", text)
     if known != text:
         raise InputError(
             f"{folder}: the training data has changed since this run started, so it cannot be resumed. Start a new "
