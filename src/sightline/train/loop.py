@@ -90,8 +90,8 @@ def train(
     run = saver.load() if resume else RunState()
     sink(_started(run, schedule.steps, model, feed, world))
     if run.step == 0:
-        _warn_of_size(model, feed, sink)
-        _warn_of_warmup(schedule, sink)
+        for warning in _warnings(model, feed, schedule):
+            sink(Warned(0, warning))
         saver.keep_validated(run)
 
     begun, throughput = time.perf_counter(), _Throughput()
@@ -115,16 +115,14 @@ def train(
             throughput.seen += update.cells
 
             report = schedule.due(run.step, options.report_every)
-            save, run.validation_due = (
-                schedule.due(run.step, schedule.save_every),
-                schedule.due(run.step, schedule.validate_every),
-            )
+            save = schedule.due(run.step, schedule.save_every)
+            run.validation_due = schedule.due(run.step, schedule.validate_every)
             if save or run.validation_due or report:
                 _check(step, run, folder, world)
             if report:
-                progress = _report(step, run, world, rate, throughput.speed())
-                sink(progress)
-                _warn_of_trouble(run, progress, sink)
+                sink(progress := _report(step, run, world, rate, throughput.speed()))
+                for warning in _loss_warnings(run, progress):
+                    sink(Warned(run.step, warning))
             if (report or world.size == 1) and world.any(bool(stop)):  # agreeing synchronises the processes
                 reason = "stopped"
             elif run.validation_due:
@@ -260,27 +258,18 @@ def _memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _warn_of_size(model: Model, feed: Feed, sink: Sink) -> None:
+def _warnings(model: Model, feed: Feed, schedule: _Schedule) -> Iterator[str]:
+    """Yield warnings of likely mistakes in a new run."""
     parameters, tokens = count_parameters(model), int(feed.stores[0].target.starts[-1])
     if parameters > 25 * tokens:
-        sink(
-            Warned(
-                0,
-                f"the model has {parameters:,} parameters and the corpus only {tokens:,} target tokens, so it will "
-                "overfit. Use a smaller model or more text.",
-            )
+        yield (
+            f"the model has {parameters:,} parameters and the corpus only {tokens:,} target tokens, so it will "
+            "overfit. Use a smaller model or more text."
         )
-
-
-def _warn_of_warmup(schedule: _Schedule, sink: Sink) -> None:
-    """Warn if most of the run is warm-up, unless it is too short to be a real run."""
     if SHORT_RUN < schedule.steps < 2 * schedule.options.warmup:
-        sink(
-            Warned(
-                0,
-                f"the learning rate rises during the first {schedule.options.warmup:,} of {schedule.steps:,} steps "
-                f"(`train.warmup`). Train for more epochs, or set `train.warmup` to {schedule.steps // 10}.",
-            )
+        yield (
+            f"the learning rate rises during the first {schedule.options.warmup:,} of {schedule.steps:,} steps "
+            f"(`train.warmup`). Train for more epochs, or set `train.warmup` to {schedule.steps // 10}."
         )
 
 
@@ -295,16 +284,14 @@ def _check(step: Step, run: RunState, folder: Path, world: World) -> None:
         )
 
 
-def _warn_of_trouble(run: RunState, progress: Progress, sink: Sink) -> None:
+def _loss_warnings(run: RunState, progress: Progress) -> Iterator[str]:
+    """Record a reported loss; yield a warning if the losses do not fall."""
     run.losses = [*run.losses, progress.loss][-60:]
     first, latest = run.losses[:5], run.losses[-5:]
     if len(run.losses) == 20 and sum(latest) > 0.98 * sum(first):
-        sink(
-            Warned(
-                run.step,
-                f"the loss has not fallen in {run.step} updates ({first[0]:.2f}, now {latest[-1]:.2f}). The learning "
-                "rate may be too high or too low, or sources and targets may not match.",
-            )
+        yield (
+            f"the loss has not fallen in {run.step} updates ({first[0]:.2f}, now {latest[-1]:.2f}). The learning rate "
+            "may be too high or too low, or sources and targets may not match."
         )
 
 

@@ -364,13 +364,8 @@ def _warn_of_leaks(store: Store, sink: Sink) -> None:
             checked += 1
             leaks += target in source
     if checked >= 20 and leaks > 0.2 * checked:
-        sink(
-            Warned(
-                0,
-                f"in {leaks} of {checked} pairs the source contains the target, so the model will learn to copy. "
-                "Check the columns of the file.",
-            )
-        )
+        warning = f"in {leaks} of {checked} pairs the source contains the target, so the model will learn to copy"
+        sink(Warned(0, f"{warning}. Check the columns of the file."))
 
 
 def _fingerprint(stores: Sequence[Store], validation: Validation | None) -> list[list[Any]]:
