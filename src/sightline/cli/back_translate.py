@@ -7,6 +7,7 @@ import typer
 
 from sightline.cli.lines import check_files, check_new
 from sightline.cli.pairs import write_pairs
+from sightline.errors import InputError
 
 
 def back_translate(
@@ -34,7 +35,6 @@ def back_translate(
     that the training target is real text."""
     from sightline.config import SearchConfig
     from sightline.engine import load
-    from sightline.errors import InputError
 
     beams = beam if beam is not None else 1 if sample else 4
     options = SearchConfig(beams=beams, sample=sample, temperature=temperature, top_k=top_k, seed=seed)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sightline.errors import InputError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -66,7 +68,6 @@ def _check(out: Path | None, port: int | None) -> None:
     import tempfile
 
     from sightline.cli.serve import import_packages
-    from sightline.errors import InputError
 
     if out is not None:
         try:

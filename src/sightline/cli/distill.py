@@ -14,6 +14,7 @@ import typer
 from sightline.cli.lines import check_files
 from sightline.cli.pairs import write_pairs
 from sightline.cli.train import Paths, train, weighted
+from sightline.errors import InputError
 
 OPTIONS, TABLE = "distill.json", "distilled.tsv"
 
@@ -67,7 +68,6 @@ def distill(
 
 def _check(out: Path, options: dict[str, Any], resume: bool) -> None:
     """Refuse to overwrite a folder, or to resume it with other options."""
-    from sightline.errors import InputError
     from sightline.files import read_json_object
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -97,7 +97,6 @@ def _check_student(about: dict[str, Any]) -> None:
     """Check the training of the student before the teacher works for hours."""
     from sightline.config import load
     from sightline.data.corpus import Table, read_pairs
-    from sightline.errors import InputError
     from sightline.text.tokenizer import Tokenizer
     from sightline.train.run import check_options
 

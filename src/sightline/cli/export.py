@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from sightline.errors import InputError
+
 
 class Kind(StrEnum):
     """Formats."""
@@ -36,7 +38,6 @@ def export(
 ) -> None:
     """Write a model and its vocabulary for Hugging Face transformers, CTranslate2 or an ONNX runtime. The new folder
     appears when it is complete and has passed the comparison with the model."""
-    from sightline.errors import InputError
     from sightline.interop.export import export as write
     from sightline.model.transformer import EncoderDecoder
     from sightline.model_folder import SHORTLIST, ModelFolder

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from sightline.errors import InputError
+
 
 def import_(
     source: Annotated[
@@ -21,7 +23,6 @@ def import_(
     ] = False,
 ) -> None:
     """Convert a model of other software to a Sightline model. The weights stay the same."""
-    from sightline.errors import InputError
     from sightline.interop.reading import detect_format, find_model
     from sightline.model_folder import count_parameters, save_model
 

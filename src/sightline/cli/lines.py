@@ -17,6 +17,8 @@ from typing import IO, Any, Literal
 
 import typer
 
+from sightline.errors import InputError
+
 FIRST, LAST = 32, 4096
 """Lines per window: few at first, so that results appear soon; later as many as take some seconds."""
 EVERY = 30
@@ -29,7 +31,6 @@ Show = Literal["nothing", "bar", "lines"]
 
 def check_new(out: Path, resume: bool) -> None:
     """Refuse to overwrite a file."""
-    from sightline.errors import InputError
 
     if out.is_dir():
         raise InputError(f"`out` is a folder: {out}. Name a file.", option="out", value=out)
@@ -40,7 +41,6 @@ def check_new(out: Path, resume: bool) -> None:
 
 def check_files(paths: Iterable[Path]) -> None:
     """Check that the input files exist."""
-    from sightline.errors import InputError
 
     for path in paths:
         if not path.is_file():
@@ -50,7 +50,6 @@ def check_files(paths: Iterable[Path]) -> None:
 @contextlib.contextmanager
 def only_writer(out: Path | None) -> Iterator[None]:
     """Create the file if it is missing and lock it, so that no other process writes it during the block."""
-    from sightline.errors import InputError
     from sightline.files import lock
 
     if out is None:
@@ -88,7 +87,6 @@ def count_done(out: Path, several: bool = False) -> int:
 def answer_lines(paths: Sequence[Path] | None, out: Path | None, done: int, answer: Answer, show: Show) -> None:
     """Write the answers to the lines of files (None: standard input) to a file (None: standard output), except for the
     first `done` lines."""
-    from sightline.errors import InputError
 
     written = done
     with _interruptible():
@@ -131,7 +129,6 @@ def _interruptible() -> Iterator[None]:
 def _texts(paths: Sequence[Path] | None, skip: int) -> Iterator[str | None]:
     """Yield the lines of files as texts, without the first `skip`, which must exist; and None if the next line is not
     available yet."""
-    from sightline.errors import InputError
 
     bad = 0
     for where in [None] if paths is None else paths:
@@ -199,7 +196,6 @@ def _from_standard_input() -> Iterator[bytes | None]:
 
 
 def _read(source: int) -> bytes:
-    from sightline.errors import InputError
 
     try:
         return os.read(source, 1 << 16)

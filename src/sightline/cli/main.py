@@ -61,7 +61,6 @@ FLAGS = {
     "backend": "engine",
     "beams": "beam",
     "forbid": "without",
-    "init_from": "start",
     "origins": "allow_origin",
     "require": "within",
 }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from sightline.cli.lines import Show, answer_lines, count_done, decode, only_writer
+from sightline.errors import InputError
 
 if TYPE_CHECKING:
     from sightline.config import SearchConfig
@@ -29,8 +30,6 @@ def write_pairs(
     """Write text, tab, translation for every line that the file does not have yet, and report the number of lines that
     were left out. `reverse`: the translation comes first."""
     from rich.console import Console
-
-    from sightline.errors import InputError
 
     def answer(some: list[str], _: int) -> Iterator[bytes]:
         texts = [_readable(text) for text in some]
@@ -57,7 +56,6 @@ def write_pairs(
 def _check_rows(out: Path, texts: Sequence[Path], reverse: bool) -> None:
     """Check that the rows of a file are pairs of this text, so that a file never has pairs of two texts."""
     from sightline.data.corpus import raw_lines
-    from sightline.errors import InputError
 
     lines = (
         decode(line.removesuffix(b"\n"), first=number == 0)

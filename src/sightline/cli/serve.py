@@ -6,6 +6,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from sightline.errors import InputError
+
 
 def serve(
     models: Annotated[list[str], typer.Argument(help="Folders or names of models, or NAME=FOLDER.")],
@@ -37,7 +39,6 @@ def serve(
 
     from sightline.config import ServeConfig
     from sightline.engine import load_any
-    from sightline.errors import InputError
     from sightline.options import load_options
 
     if log not in ("auto", "json", "plain"):

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from sightline.errors import InputError
+
 CHUNK = 10_000
 
 
@@ -29,7 +31,6 @@ def shortlist(
     translate and evaluate search only among these."""
     from sightline.backends.ctranslate2_format import save_shortlist
     from sightline.data.corpus import Corpus, Parallel, Table, read_pairs
-    from sightline.errors import InputError
     from sightline.model_folder import SHORTLIST, ModelFolder
     from sightline.text.shortlist import learn
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from sightline.cli.lines import answer_lines, check_files, check_new, count_done, only_writer
+from sightline.errors import InputError
 
 if TYPE_CHECKING:
     from sightline.engine import Translation
@@ -64,7 +65,6 @@ def translate(
     """Translate text line by line. Lines of standard input are answered as they arrive."""
     from sightline.config import SearchConfig
     from sightline.engine import load
-    from sightline.errors import InputError
     from sightline.options import load_options
 
     given = {"nbest": nbest, "length_penalty": length_penalty, "sample": sample or mbr, "temperature": temperature}
