@@ -7,8 +7,7 @@
     ├── TraceError
     └── TrainingError
 
-A message is one sentence: what is wrong, the value, and what to do. It writes an option as `beams`; the command line
-turns that into --beams.
+A message has the problem, the value and a solution. Options are written as `beams`; the command line prints --beams.
 """
 
 __all__ = [
