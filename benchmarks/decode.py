@@ -30,7 +30,7 @@ from sightline.data.corpus import Table, read_pairs
 from sightline.interop.export import requests
 from sightline.interop.hugging_face import to_hugging_face
 from sightline.interop.hugging_face_files import read_hugging_face
-from sightline.model.kernels.linear import column_major_weights
+from sightline.model.kernels.compiled import column_major_weights
 from sightline.model_folder import load_model, load_tokenizer
 from sightline.search.find import find
 from sightline.special import END, PAD, START, UNKNOWN

@@ -24,7 +24,7 @@ from decode import opened
 
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
-from sightline.model.kernels.linear import column_major_weights
+from sightline.model.kernels.compiled import column_major_weights
 from sightline.model_folder import ModelFolder, load_model, load_tokenizer
 from sightline.search.find import find
 

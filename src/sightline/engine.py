@@ -18,7 +18,7 @@ from sightline.backends.ctranslate2 import CTranslate2Backend
 from sightline.backends.ctranslate2_format import converted_folder
 from sightline.config import SearchConfig
 from sightline.errors import InputError, SightlineError
-from sightline.model.kernels.linear import column_major_weights
+from sightline.model.kernels.compiled import column_major_weights
 from sightline.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Model
 from sightline.model_folder import SHORTLIST, ModelFolder
 from sightline.search.align import Alignment, Heads, Words, align

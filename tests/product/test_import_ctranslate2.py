@@ -25,7 +25,7 @@ from sightline.config import SearchConfig
 from sightline.engine import Engine
 from sightline.errors import CheckpointError, ConfigError, InputError, SightlineError
 from sightline.interop.ctranslate2_reader import read_argos, read_ctranslate2
-from sightline.model.transformer import sinusoids
+from sightline.model.initialise import sinusoids
 from sightline.model_folder import load_model, load_tokenizer, save_model
 from sightline.search.align import Words, align
 from sightline.search.find import find

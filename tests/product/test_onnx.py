@@ -20,7 +20,7 @@ from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.interop import onnx as ours
 from sightline.interop.onnx import OnnxModel, OnnxScorer, export, verify
-from sightline.model.kernels.linear import column_major_weights
+from sightline.model.kernels.compiled import column_major_weights
 from sightline.model_folder import load_tokenizer, save_model
 from sightline.search.find import find
 from sightline.search.hypothesis import Wish

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sightline.model.kernels.attention import attention, attention_by_products
+from sightline.model.kernels.attention import attention
+from sightline.model.kernels.compiled import attention_by_products, column_major_weights, linear_activation, to_autocast
 from sightline.model.kernels.dropout import Dropout, assign_dropout_seeds, dropout_mask, dropout_mask_cpu
-from sightline.model.kernels.linear import column_major_weights, linear_activation, to_autocast
 from sightline.model.kernels.residual_norm import residual_norm
 from support import difference, translator
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from sightline.config import ModelConfig
 from sightline.errors import CheckpointError
-from sightline.model.kernels.linear import column_major_weights
+from sightline.model.kernels.compiled import column_major_weights
 from sightline.model.transformer import build
 from sightline.model_folder import (
     BUNDLED,

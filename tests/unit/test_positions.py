@@ -11,7 +11,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 from sightline.config import PositionsConfig
-from sightline.model.transformer import rotate, sinusoids
+from sightline.model.initialise import sinusoids
+from sightline.model.transformer import rotate
 
 
 def timing_signal(length, channels, min_timescale, max_timescale, start_index):

@@ -32,7 +32,8 @@ from sightline.config import ModelConfig, PositionsConfig
 from sightline.errors import CheckpointError, ConfigError
 from sightline.files import optional_import, parse_json_object
 from sightline.interop.native_order import to_internal_order
-from sightline.model.transformer import EncoderDecoder, sinusoids
+from sightline.model.initialise import sinusoids
+from sightline.model.transformer import EncoderDecoder
 from sightline.text.tokenizer import Tokenizer
 
 __all__ = ["read_argos", "read_ctranslate2"]

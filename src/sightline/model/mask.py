@@ -78,8 +78,8 @@ class Mask(NamedTuple):
     def for_kernel(
         self, queries: int, keys: int, device: torch.device
     ) -> tuple[Bool[Tensor, "batch heads #query key"] | None, Bool[Tensor, "batch heads #query 1"] | None]:
-        """Return the mask for torch's attention kernels and the queries without keys. Kernels differ in what they
-        return for those (cuDNN's does not return zeros), so they attend to all keys here and are set to zero later."""
+        """Return the mask for torch's attention kernels, and the queries without keys. Kernels return different
+        results for those (cuDNN's are not zeros), so they attend to all keys here and are set to zero later."""
         if self.allowed is None:
             return None, None
         allowed = self.dense(queries, keys, device) if self.causal else self.allowed

@@ -1,31 +1,28 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al., 2017, arXiv:1706.03762), in the order a token meets
 it: embedding, positions, attention, feed-forward, residual, layer, stack, model.
 
-Section signs (§), equations and figures are the paper's. Two terms are not: a layout states which cells of a batch are
-tokens, a mask which keys a query attends to (True: attends); see mask.py. This file does no I/O, sampling or loss, and
-keeps no state between calls: the caller owns the cache (cache.py).
+Section signs (§), equations and figures are the paper's. A layout states which cells of a batch are tokens, a mask
+which keys a query attends to (mask.py). The model keeps no state between calls: the caller owns the cache (cache.py).
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from sightline.config import ModelConfig, PositionsConfig, StackConfig
 from sightline.errors import InputError
 from sightline.model.cache import Cache, CrossKV, LayerCache
-from sightline.model.initialise import initialise
+from sightline.model.decoding import Decoding
+from sightline.model.initialise import initialise, sinusoids
 from sightline.model.kernels.attention import attend
+from sightline.model.kernels.compiled import linear_activation, to_autocast
 from sightline.model.kernels.dropout import Dropout
-from sightline.model.kernels.linear import linear_activation, to_autocast
 from sightline.model.kernels.residual_norm import residual_norm
 from sightline.model.mask import Layout, Mask, PackedRows, SourceLayout, longest_row
 from sightline.model.protocol import Inputs
-from sightline.model.static_cache import StaticCache
 
 __all__ = ["Attend", "DecoderOnly", "EncoderDecoder", "EncoderOnly", "Model", "attention_weights", "build"]
 
@@ -37,25 +34,9 @@ Queries = Float[Tensor, "batch heads query d_k"]
 Keys = Float[Tensor, "key_rows heads key d_k"]
 Rotary = Float[Tensor, "#batch 1 length d_k"] | None
 Logits = Float[Tensor, "batch length vocab"]
-NextIds = Int[Tensor, "rows 1"]
-NextLogits = Float[Tensor, "rows vocab"]
 
 
 # --- Embedding and positions (§3.4, §3.5)
-
-
-def sinusoids(config: PositionsConfig, width: int) -> Float[Tensor, "max_length width"]:
-    """Return sin(p·w_i) and cos(p·w_i) for each position p and rate w_i (§3.5). Computed in double precision, because
-    in single precision the angle has an error of 3e-5 at p = 500."""
-    if config.frequencies == "paper":  # w_i = 10000^(-2i/d); an odd width has one sine more than cosines
-        rates = config.max_timescale ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
-    else:  # tensor2tensor: a geometric series that includes both ends; an odd width ends in a zero
-        step = math.log(config.max_timescale / config.min_timescale) / max(width // 2 - 1, 1)
-        rates = config.min_timescale * torch.exp(-step * torch.arange(width // 2, dtype=torch.float64))
-    positions = torch.arange(config.start, config.start + config.max_length, dtype=torch.float64)
-    angles = torch.outer(positions, rates)
-    table = torch.stack([angles.sin(), angles.cos()], dim=2 if config.kind == "interleaved" else 1).flatten(1)
-    return F.pad(table, (0, width - table.shape[1])).float()  # one channel less or more if the width is odd
 
 
 class Positions(nn.Module):
@@ -119,10 +100,8 @@ def attention_weights(q: Queries, k: Keys, mask: Mask) -> Float[Tensor, "batch h
 
 
 class Attend(nn.Module):
-    """Scaled dot-product attention, softmax(q·kᵀ / √d_k)·v (§3.2.1, eq. 1; figure 2, left).
-
-    The softmax is over the keys of one sentence; fully masked rows return zeros. A fused kernel computes it. This
-    module has no parameters; it exists so that hooks can read and change the inputs and the output of attention."""
+    """Scaled dot-product attention, softmax(q·kᵀ / √d_k)·v (§3.2.1, eq. 1; figure 2, left), by a fused kernel. Fully
+    masked rows return zeros. This module has no parameters: hooks on it read and change attention."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -166,28 +145,17 @@ class SelfAttention(MultiHeadAttention):
         return self.concat(self.attend(q, k, v, mask))
 
 
-class KeyValue(nn.Linear):
-    """W^K and W^V of all heads, for the encoder's output. A module of its own, as it runs before its layer."""
-
-    def __init__(self, config: ModelConfig, heads: int) -> None:
-        super().__init__(config.d_model, 2 * config.d_model, bias=config.attention_bias)
-        self.heads = heads
-
-    def forward(self, memory: Vectors) -> tuple[Heads, ...]:  # type: ignore[override]
-        return split(super().forward(memory), 2, self.heads)
-
-
 class CrossAttention(MultiHeadAttention):
     """Encoder-decoder attention: queries from the decoder, keys and values from the encoder's output (§3.2.3)."""
 
     def __init__(self, config: ModelConfig, heads: int) -> None:
         super().__init__(config, heads)
         self.query = nn.Linear(config.d_model, config.d_model, bias=config.attention_bias)
-        self.key_value = KeyValue(config, heads)
+        self.key_value = nn.Linear(config.d_model, 2 * config.d_model, bias=config.attention_bias)
 
     def project_source(self, memory: Vectors, mask: Mask) -> CrossKV:
         """Return this layer's keys and values of the encoder's output."""
-        k, v = self.key_value(memory)
+        k, v = split(self.key_value(memory), 2, self.heads)
         return CrossKV(k, v, mask)
 
     def forward(self, x: Vectors, cross: CrossKV) -> Vectors:
@@ -208,12 +176,11 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch length d_inner"]) -> Float[Tensor, "batch length d_ff"]:
         gate, value = x.chunk(2, dim=-1)
-        return F.silu(gate) * value
+        return nn.functional.silu(gate) * value
 
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]]
-ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "swish": nn.SiLU, "swiglu": SwiGLU}
-ACTIVATIONS["gelu-tanh"] = partial(nn.GELU, "tanh")
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "swish": nn.SiLU, "swiglu": SwiGLU}
+ACTIVATIONS["gelu-tanh"] = lambda: nn.GELU("tanh")
 
 
 class FeedForward(nn.Module):
@@ -342,44 +309,14 @@ class Model(nn.Module):
 
     def compile_units(self) -> Iterable[nn.Module]:
         """Yield the modules to compile, shard or checkpoint one by one, inner ones first."""
-        return reversed([module for module in self.modules() if isinstance(module, (Layer, KeyValue))])
+        outside = [module.key_value for module in self.modules() if isinstance(module, CrossAttention)]
+        return [*outside, *(module for module in self.modules() if isinstance(module, Layer))]
 
     def hidden(self, inputs: Inputs) -> Vectors:
-        """Compute everything below the classifier."""
         raise NotImplementedError
 
 
-class GenerativeModel(Model):
-    """Base of the models with a decoder."""
-
-    decoder: Decoder
-
-    def project_source(self, inputs: Inputs) -> list[CrossKV]:  # noqa: ARG002
-        """Return each decoder layer's keys and values of the encoder's output; none without an encoder."""
-        return []
-
-    def hidden(self, inputs: Inputs) -> Vectors:
-        return self.decoder(inputs.require("target"), inputs.target_layout, self.project_source(inputs))
-
-    def start(self, inputs: Inputs, *, beams: int = 1, capacity: int, static: bool = False) -> Cache:
-        """Read the source, if any, and the target so far; return the cache after them, with `beams` equal rows for each
-        sentence. The target is read once per sentence. It is padded on the right, and may be empty."""
-        cross, target, kind = self.project_source(inputs), inputs.target, StaticCache if static else Cache
-        sentences = len(cross[0].keys) if cross else len(inputs.require("target"))
-        like = cross[0].keys if cross else self.classifier.weight
-        cache = kind(self.config, sentences, beams, capacity, like=like, cross=cross)
-        if target is not None and (columns := longest_row(target, inputs.target_layout, self.decoder.max_length)):
-            prefix = Cache(self.config, sentences, 1, columns, like=like)
-            self.decoder(target, inputs.target_layout, cross, prefix)
-            cache.copy_from(prefix)
-        return cache
-
-    def step(self, tokens: NextIds, cache: Cache) -> NextLogits:
-        """Read the next token of each row; return a score for every token that could follow it."""
-        return self.classifier(self.decoder(tokens, None, cache.cross, cache))[:, -1]
-
-
-class EncoderDecoder(GenerativeModel):
+class EncoderDecoder(Decoding, Model):
     """The paper's model (figure 1): reads a source, writes a target."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -395,6 +332,9 @@ class EncoderDecoder(GenerativeModel):
         """Teacher forcing: at each position of the target, return a score for every token that could come next."""
         return self.classifier(self.hidden(Inputs(source, target, source_layout, layout)))
 
+    def hidden(self, inputs: Inputs) -> Vectors:
+        return self.decoder(inputs.require("target"), inputs.target_layout, self.project_source(inputs))
+
     def project_source(self, inputs: Inputs) -> list[CrossKV]:
         source, target = inputs.require("source"), inputs.target
         if target is not None and len(source) != len(target):
@@ -403,7 +343,7 @@ class EncoderDecoder(GenerativeModel):
         return self.decoder.project_source(memory, Mask.of(inputs.source_layout, inputs.target_layout))
 
 
-class DecoderOnly(GenerativeModel):
+class DecoderOnly(Decoding, Model):
     """A language model (GPT): the decoder alone."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -415,6 +355,9 @@ class DecoderOnly(GenerativeModel):
     def forward(self, ids: Ids, layout: Layout = None) -> Logits:
         """Return, at each position, a score for every token that could come next."""
         return self.classifier(self.hidden(Inputs(target=ids, target_layout=layout)))
+
+    def hidden(self, inputs: Inputs) -> Vectors:
+        return self.decoder(inputs.require("target"), inputs.target_layout)
 
 
 class EncoderOnly(Model):

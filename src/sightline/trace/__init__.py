@@ -1,1 +1,1 @@
-"""The glass: what a model computes, step by step, and what it would compute if a part were different."""
+"""Traces of a model's computation, and edits of its parts."""

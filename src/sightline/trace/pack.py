@@ -1,7 +1,7 @@
 """The trace format: a trace as bytes that a page, a notebook or another program can read piece by piece.
 
-docs/reference/trace.md specifies it. A manifest in JSON says what there is; the numbers follow as plain little-endian
-buffers, so a reader takes only what it wants to show, in pieces of at most a million bytes.
+docs/reference/trace.md specifies it. A manifest in JSON lists the tensors; their numbers follow as little-endian
+buffers, so that a reader loads only the tensors it needs, in pieces of at most a million bytes.
 """
 
 import io
@@ -31,10 +31,10 @@ DTYPES: dict[str, np.dtype[Any]] = {"f16": np.dtype("<f2"), "f32": np.dtype("<f4
 def pack(
     trace: Trace, names: Iterable[str] | None = None, *, dtype: str = "f32", about: Mapping[str, Any] | None = None
 ) -> bytes:
-    """The named tensors of a trace (all of them by default) as one block of bytes.
+    """Return the named tensors of a trace (by default all) as bytes.
 
-    `dtype` is "f32" or "f16"; a tensor that half precision cannot hold stays "f32". `about` goes into the manifest as
-    it is: the model's configuration, the steps of a search, whatever a reader should know."""
+    `dtype` is "f32" or "f16"; a tensor whose values exceed half precision stays "f32". `about` is JSON for the
+    manifest, for example the model's configuration or the steps of a search."""
     buffer = io.BytesIO()
     write(trace, buffer, names, dtype=dtype, about=about)
     return buffer.getvalue()
@@ -48,11 +48,12 @@ def write(
     dtype: str = "f32",
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Like `pack`, into an open binary file."""
+    """Write the bytes of `pack` to an open binary file."""
     if dtype not in DTYPES:
-        raise TraceError(f"a trace is packed as {' or '.join(DTYPES)}, not {dtype!r}.")
+        message = f"`dtype` must be {' or '.join(DTYPES)}, got {dtype!r}."
+        raise TraceError(message, option="dtype", value=dtype)
     if isinstance(names, str):
-        raise TraceError(f"the tensors to pack are named in a list: [{names!r}].")
+        raise TraceError(f"`names` must be a list, [{names!r}], got a string.", option="names", value=names)
     tensors: list[dict[str, Any]] = []
     buffers: list[bytes] = []
     offset = 0
@@ -67,7 +68,7 @@ def write(
     try:
         text = json.dumps(manifest, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
-        raise TraceError(f"what is said about a trace must be JSON: {error}.") from None
+        raise TraceError(f"`about` must be JSON: {error}.", option="about") from None
     text += b" " * (-(HEADER.size + len(text)) % ALIGNMENT)
     to.write(HEADER.pack(MAGIC, len(text)))
     to.write(text)
@@ -75,7 +76,7 @@ def write(
 
 
 def numbers(values: NDArray[np.float32], dtype: str) -> tuple[str, bytes]:
-    """The plain numbers of a tensor, row by row, and whether they are "f32" or "f16"."""
+    """Return the type of the numbers, "f32" or "f16", and their bytes, row by row."""
     finite = values[np.isfinite(values)]
     if dtype == "f16" and finite.size and np.abs(finite).max() > np.finfo(np.float16).max:
         dtype = "f32"
@@ -83,26 +84,26 @@ def numbers(values: NDArray[np.float32], dtype: str) -> tuple[str, bytes]:
 
 
 def read(source: Path | str | bytes | bytearray) -> "PackedTrace":
-    """Open a packed trace. Of a file, only the manifest is read; the tensors follow when they are asked for."""
+    """Open a packed trace. Only the manifest of a file is read at first; each tensor is read when it is used."""
     if isinstance(source, bytes | bytearray):
-        return PackedTrace(np.frombuffer(source, np.uint8), "the trace")
+        return PackedTrace(np.frombuffer(source, np.uint8), "The data")
     try:
         data = np.memmap(source, np.uint8, mode="r")
     except (OSError, ValueError) as error:
-        raise TraceError(f"{source}: cannot be read as a trace: {error}.") from None
+        raise TraceError(f"{source}: the file cannot be read: {error}.", value=source) from None
     return PackedTrace(data, str(source))
 
 
 class PackedTrace:
-    """A packed trace, read lazily: names, tensors by name, words, and what the writer said about it."""
+    """A packed trace, read lazily: names, tensors by name, tokens, and `about` as written."""
 
     def __init__(self, data: NDArray[np.uint8], where: str) -> None:
         head = data[: HEADER.size].tobytes()
         if len(head) < HEADER.size or not head.startswith(MAGIC[:-1]):
-            raise TraceError(f"{where}: this is not a Sightline trace.")
+            raise TraceError(f"{where} is not a Sightline trace.", value=where)
         magic, length = HEADER.unpack(head)
         if magic != MAGIC:
-            raise TraceError(f"{where}: this is a trace of version {magic[-1]}, and only version 1 is known here.")
+            raise TraceError(f"{where} has trace version {magic[-1]}. Only version 1 is supported.", value=where)
         start = HEADER.size + length
         try:
             self.manifest: dict[str, Any] = json.loads(data[HEADER.size : start].tobytes())
@@ -114,9 +115,9 @@ class PackedTrace:
         except (ValueError, KeyError, TypeError, RecursionError):
             sound = whole = False
         if not sound:
-            raise TraceError(f"{where}: the trace's manifest is damaged.")
+            raise TraceError(f"{where}: the manifest is damaged.", value=where)
         if not whole:
-            raise TraceError(f"{where}: the trace is cut short.")
+            raise TraceError(f"{where}: the file is truncated.", value=where)
         self._data = data[start:]
 
     def names(self) -> list[str]:
@@ -133,26 +134,27 @@ class PackedTrace:
         return Traced(name, axes, torch.from_numpy(values), labels(name, axes, values.shape, self.tokens))
 
     def pieces(self, name: str) -> int:
-        """In how many pieces this tensor travels."""
+        """Return the number of pieces of a tensor."""
         return math.ceil(self._entry(name)["bytes"] / PIECE)
 
     def piece(self, name: str, index: int) -> bytes:
-        """The bytes of one piece of a tensor; all pieces but the last have the same size."""
+        """Return the bytes of one piece of a tensor. All pieces but the last have the same size."""
         entry = self._entry(name)
         if not 0 <= index < self.pieces(name):
-            raise TraceError(f"{name} has {self.pieces(name)} pieces, and no piece {index}.")
+            message = f"`index` must be less than {self.pieces(name)}, the pieces of {name}, got {index}."
+            raise TraceError(message, option="index", value=index)
         first = entry["offset"] + index * PIECE
         return self._data[first : min(first + PIECE, entry["offset"] + entry["bytes"])].tobytes()
 
     def _entry(self, name: str) -> dict[str, Any]:
         if name not in self._tensors:
-            raise TraceError(f"the trace has no {name!r}; trace.names() lists what it has.")
+            raise TraceError(f"The trace has no tensor {name!r}. See `trace.names()`.", value=name)
         entry: dict[str, Any] = self._tensors[name]
         return entry
 
 
 def _is_sound(entry: Mapping[str, Any]) -> bool:
-    """Whether the manifest's words about a tensor agree with each other."""
+    """Return whether the manifest's entry of a tensor is consistent."""
     shape, axes, offset = entry["shape"], entry["axes"], entry["offset"]
     numbers = all(type(number) is int and number >= 0 for number in (*shape, offset))
     words = len(axes) == len(shape) and all(isinstance(axis, str) for axis in axes)

@@ -185,6 +185,6 @@ def labels(
 
 
 def _sides(name: str, known: Mapping[str, Any]) -> dict[str, str]:
-    """Return the side, source or target, of each axis that runs over tokens. Without a decoder there is no target."""
+    """Return the side, source or target, of each axis of tokens. A model without a decoder has a source only."""
     own = "source" if name.startswith(("encoder.", "head")) or "target" not in known else "target"
     return {"position": own, "query": own, "key": "source" if ".cross_attention." in name else own}

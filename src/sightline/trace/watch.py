@@ -271,7 +271,7 @@ def _store(into: dict[str, Tensor], name: str, _: Sequence[Any], rows: Tensor) -
 
 
 def _without_result(call: After) -> After:
-    """Let a function only read: what it returns does not change the module's output."""
+    """Ignore the result of a function, so that it does not replace the module's output."""
 
     def read(args: Sequence[Any], output: Any) -> None:
         with torch.no_grad():

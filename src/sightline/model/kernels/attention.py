@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sightline.model.kernels.compiled import attention_by_products
 from sightline.model.kernels.decode import attend_rows
 from sightline.model.mask import Mask
 
@@ -48,15 +49,3 @@ def attention(
         with contextlib.nullcontext() if allowed is None or not q.is_cuda else sdpa_kernel(BACKENDS):
             return F.scaled_dot_product_attention(q, k, v, allowed, dropout, is_causal=causal)
     return attention_by_products(q, k, v, allowed, dropout, causal)
-
-
-def attention_by_products(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, dropout: float, causal: bool
-) -> Float[Tensor, "batch heads query d_k"]:
-    """Compute attention by matrix products, scores in float32. Fully masked rows return the mean of the values."""
-    scores = (q @ k.mT).float() * q.shape[-1] ** -0.5
-    if causal:
-        allowed = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
-    return F.dropout(scores.softmax(-1), dropout).to(v.dtype) @ v

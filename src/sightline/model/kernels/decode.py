@@ -47,7 +47,8 @@ def attend_rows(
     window: DecodeWindow,
 ) -> Float[Tensor, "rows heads 1 d_k"]:
     """Compute softmax(q·kᵀ / √d_k)·v over the keys of each row, in float32. Rows without keys return zeros."""
-    if triton is not None and q.is_cuda and q.stride(3) == k.stride(3) == v.stride(3) == 1:
+    fits = triton is not None and q.is_cuda and not torch.compiler.is_compiling()
+    if fits and q.stride(3) == k.stride(3) == v.stride(3) == 1:
         return _attend_by_kernel(q, k, v, window)
     rows, capacity, groups = len(q), k.shape[2], len(window.lengths)
     lengths = window.lengths.repeat_interleave(rows // groups)

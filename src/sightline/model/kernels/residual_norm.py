@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from sightline.model.kernels.compiled import to_autocast
 from sightline.model.kernels.dropout import Dropout
-from sightline.model.kernels.linear import to_autocast
 
 try:  # installed with torch for GPUs only
     import triton

@@ -1,11 +1,13 @@
-"""Linear layers: fused activation for training on a GPU, memory layout for decoding on a CPU, autocast."""
+"""Operations in the form that the compiler fuses best, autocast, and the memory layout of weights on a CPU."""
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["column_major_weights", "linear_activation", "to_autocast"]
+__all__ = ["attention_by_products", "column_major_weights", "linear_activation", "to_autocast"]
 
 
 def to_autocast(x: Tensor) -> Tensor:
@@ -42,6 +44,18 @@ def _backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 torch.library.register_fake("sightline::linear_relu", lambda x, weight, _: x.new_empty(len(x), len(weight)))
 torch.library.register_autograd("sightline::linear_relu", _backward, setup_context=_save)
+
+
+def attention_by_products(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, dropout: float, causal: bool
+) -> Float[Tensor, "batch heads query d_k"]:
+    """Compute attention by matrix products, scores in float32. Fully masked rows return the mean of the values."""
+    scores = (q @ k.mT).float() * q.shape[-1] ** -0.5
+    if causal:
+        allowed = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
+    return F.dropout(scores.softmax(-1), dropout).to(v.dtype) @ v
 
 
 def column_major_weights(model: nn.Module) -> None:
