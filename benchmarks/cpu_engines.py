@@ -6,8 +6,8 @@ it; the same weights, the same sentences, one run.
 MODEL is a Hugging Face folder of a Marian translator (for instance Helsinki-NLP/opus-mt-en-fr), TEST pairs of source
 and reference, TRAIN pairs that the shortlist is learnt from (one or more files, without any sentence of TEST). Every
 system reads and returns raw text, in batches of 1 and of 32 sentences, with one beam and with four. Each has its own
-process; they take turns, in `--rounds` runs, and for each batch the best time counts. CTranslate2 is called with both
-thread settings, and ours is compared with the faster one: in each run, then the median of all runs.
+process; they take turns on each batch. CTranslate2 is called with both thread settings, and ours is compared with the
+faster one in the same run. The results are medians of `--runs` runs.
 Needs the development dependencies (transformers, ctranslate2). The result goes to benchmarks/results/.
 """
 
@@ -16,10 +16,11 @@ import functools
 import importlib
 import itertools
 import logging
+import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,15 @@ def ours(folder: Path, **options: Any) -> System:
     return system
 
 
+def against(runs: Sequence[Mapping[str, tuple[float, Any]]], name: str, precision: str) -> float:
+    """Return the speed of a system against the fastest direct call in a precision: the median over the runs."""
+    ratios = []
+    for run in runs:
+        direct = [seconds for other, (seconds, _) in run.items() if other.startswith(f"CTranslate2 {precision}")]
+        ratios.append(min(direct) / run[name][0])
+    return statistics.median(ratios)
+
+
 def _by(system: System, beams: int, texts: Sequence[str]) -> list[str]:
     return system(texts, beams)
 
@@ -103,7 +113,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=256)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--rounds", type=int, default=3, help="the best time of each batch counts")
+    parser.add_argument("--runs", type=int, default=5, help="the median counts")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -131,24 +141,20 @@ def main() -> None:
     rows = []
     for beams, size in itertools.product(options.beams, options.batches):
         ready = {name: functools.partial(_by, system, beams) for name, system in named.items()}
-        found = side_by_side(ready, [texts[i : i + size] for i in range(0, len(texts), size)], options.rounds)
-        best = {
-            precision: min(
-                seconds for name, (seconds, _) in found.items() if name.startswith(f"CTranslate2 {precision}")
-            )
-            for precision in PRECISIONS
-        }
-        for name, (seconds, mine) in found.items():
+        batches = [texts[i : i + size] for i in range(0, len(texts), size)]
+        runs = [side_by_side(ready, batches, 1) for _ in range(options.runs)]
+        for name in named:
             precision = name.split()[1].rstrip(",")
-            _, same = found[f"CTranslate2 {precision}, {TOGETHER}"]
+            seconds = statistics.median(run[name][0] for run in runs)
+            mine, same = runs[0][name][1], runs[0][f"CTranslate2 {precision}, {TOGETHER}"][1]
             row = {
                 "system": name,
                 "beams": beams,
                 "batch": size,
                 "sentences/s": round(len(texts) / seconds, 2),
                 "tokens/s": round(sum(len(ids) + 1 for ids in tokenizer.encode(mine)) / seconds, 1),
-                "speed against the fastest CTranslate2": round(min(best.values()) / seconds, 2),
-                "against the faster one in this precision": round(best[precision] / seconds, 2),
+                "speed against the fastest CTranslate2": round(against(runs, name, ""), 2),
+                "against the faster one in this precision": round(against(runs, name, precision), 2),
                 "same answers as CTranslate2 in this precision": sum(a == b for a, b in zip(mine, same, strict=True)),
                 "bleu": round(BLEU().corpus_score(mine, [references]).score, 2),
             }
@@ -157,6 +163,7 @@ def main() -> None:
     settings = {
         "model": options.model.name,
         "sentences": len(texts),
+        "runs": options.runs,
         "of": options.pairs.name,
         "shortlist": {
             "learnt from": [path.name for path in options.learn],
