@@ -1,4 +1,4 @@
-"""A model of ours for other software, compared with what it was made of before it is there."""
+"""Export a model for other software, and verify the export before its folder appears."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -29,19 +29,19 @@ __all__ = ["KINDS", "Difference", "export", "requests"]
 Kind = Literal["huggingface", "ctranslate2", "onnx"]
 Precision = Literal["float32", "int8"]
 KINDS: dict[Kind, str] = {"huggingface": "source.spm", "ctranslate2": "model.bin", "onnx": "decoder.onnx"}
-"""What can be written, and a file by which such a folder is known."""
-ENOUGH = 1e-3
-"""A log-probability that differs by more is not due to the order of sums: the model was not understood."""
+"""The formats, each with a file that marks its folders."""
+TOLERANCE = 1e-3
+"""Largest difference of log-probabilities that the order of sums can cause."""
 GREEDY = SearchConfig(beams=1)
 
 
 class Difference(NamedTuple):
-    """How far what was written is from what it was made of."""
+    """Difference between an export and the model."""
 
     numbers: float
-    """The largest difference of a log-probability (in ONNX, of a score before the softmax)."""
+    """Largest difference of log-probabilities; for ONNX, of logits."""
     answers: int
-    """Sentences whose answers differ, by greedy search."""
+    """Sentences whose greedy answers differ."""
     sentences: int
 
 
@@ -55,10 +55,12 @@ def export(
     shortlist: Path | None = None,
     verify: bool = True,
 ) -> Difference | None:
-    """Write a model for other software, and compare the two; if they differ, or anything else goes wrong, nothing is
-    left. `precision` and `shortlist` (the file of one) are for CTranslate2."""
+    """Write a model for other software and compare both. If they differ, or after any error, no folder is left.
+    `precision` and `shortlist` (its file) are for CTranslate2."""
     if kind != "ctranslate2" and precision != "float32":
-        raise ConfigError(f"{precision} is for ctranslate2; {kind} gets the weights in float32.")
+        raise ConfigError(
+            f"`precision` must be float32 for {kind}, got {precision}.", option="precision", value=precision
+        )
     folder = folder.absolute()
     write: dict[Kind, Callable[[Path], None]] = {
         "huggingface": lambda draft: write_hugging_face(model, tokenizer, draft),
@@ -75,10 +77,12 @@ def export(
         if shortlist is not None and kind == "ctranslate2":
             shutil.copyfile(shortlist, draft / SHORTLIST)
         found = compare[kind](draft) if verify else None
-        if found is not None and precision == "float32" and not found.numbers <= ENOUGH:
+        if found is not None and precision == "float32" and not found.numbers <= TOLERANCE:
             raise CheckpointError(
-                f"{folder}: the exported model gives other numbers (they differ by {found.numbers:.2g}), so it was not "
-                "kept; --no-verify keeps it."
+                f"{folder}: deleted: its log-probabilities differ from those of the model by up to "
+                f"{found.numbers:.2g}. To keep it, set `verify` to false.",
+                option="verify",
+                value=found.numbers,
             )
     return found
 
@@ -95,9 +99,9 @@ def _texts() -> list[str]:
 
 
 def _sources(tokenizer: Tokenizer) -> list[list[int]]:
-    """Sentences, and tokens of the whole vocabulary drawn by chance."""
-    source, chance = tokenizer.source, torch.Generator().manual_seed(0)
-    drawn = torch.randint(UNKNOWN + 1, source.size, (4, 12), generator=chance).tolist()
+    """Return sentences, and random tokens of the whole vocabulary."""
+    source, generator = tokenizer.source, torch.Generator().manual_seed(0)
+    drawn = torch.randint(UNKNOWN + 1, source.size, (4, 12), generator=generator).tolist()
     return [*source.encode(_texts()), *drawn]
 
 
@@ -124,15 +128,15 @@ def _as_hugging_face(folder: Path, model: EncoderDecoder, tokenizer: Tokenizer) 
     names = {i: piece for piece, i in (words.target_encoder if words.separate_vocabs else words.encoder).items()}
     for text, ids in zip(_texts(), tokenizer.source.encode(_texts()), strict=True):
         if words.convert_ids_to_tokens(words(text)["input_ids"])[:-1] != tokenizer.source.pieces(ids):
-            raise CheckpointError(f"{folder}: the exported vocabulary cuts a text in another way: {text!r}.")
+            raise CheckpointError(f"{folder}: the exported vocabulary tokenises this text differently: {text!r}.")
     answers, log_probs = [], []
     for source in (sources := _sources(tokenizer)):
         pieces = tokenizer.source.pieces([*source, END])
-        given = torch.tensor([[words.encoder[piece] for piece in pieces]])
-        said = theirs.generate(given, num_beams=1, max_new_tokens=2 * len(pieces) + 9)[0]
-        logits = theirs(given, decoder_input_ids=said[None, :-1]).logits[0].log_softmax(-1)
-        log_probs.append(logits.gather(1, said[1:, None])[:, 0].tolist())
-        answers.append([numbers[names[i]] for i in said[1:].tolist()])
+        encoded = torch.tensor([[words.encoder[piece] for piece in pieces]])
+        written = theirs.generate(encoded, num_beams=1, max_new_tokens=2 * len(pieces) + 9)[0]
+        logits = theirs(encoded, decoder_input_ids=written[None, :-1]).logits[0].log_softmax(-1)
+        log_probs.append(logits.gather(1, written[1:, None])[:, 0].tolist())
+        answers.append([numbers[names[i]] for i in written[1:].tolist()])
     ended = [ids[:-1] if ids[-1] == END else ids for ids in answers]
     return _difference(model, sources, ended, log_probs)
 
@@ -140,7 +144,7 @@ def _as_hugging_face(folder: Path, model: EncoderDecoder, tokenizer: Tokenizer) 
 def _difference(
     model: EncoderDecoder, sources: Sequence[Sequence[int]], answers: list[list[int]], log_probs: list[list[float]]
 ) -> Difference:
-    """Of what they say of their own answers. What is cut off there has no end."""
+    """Compare the log-probabilities of the export's own answers. An answer that is cut off has no end."""
     ours = force([model], sources, answers)
     pairs = [(a, b) for mine, theirs in zip(ours, log_probs, strict=True) for a, b in zip(mine, theirs, strict=False)]
     expected = [best.ids for best, *_ in find(model, sources, GREEDY)]

@@ -1,12 +1,13 @@
-"""ONNX, a format for models that many runtimes read: a translator as two graphs, and our search over them.
+"""Export an encoder-decoder to ONNX, a format of many runtimes, as two graphs; run and verify the export.
 
-`encoder.onnx` reads a source once, and gives what each decoder layer makes of it. `decoder.onnx` reads the next tokens
-of each answer, one or more, and gives the logits after each, and the keys and values of all tokens so far, which the
-next step takes back. Batches and lengths may be of any size, past ones from 0. All numbers are those of the model, in
-float32; tied weights are in a file once (a matrix under 1 MB may also be there transposed).
+`encoder.onnx` reads a source once and returns the keys and values of encoder-decoder attention, for each decoder layer.
+`decoder.onnx` reads one or more next tokens of each answer with the keys and values of all earlier tokens; it returns
+the logits after each token, and the keys and values that now include the new tokens. Batch sizes and lengths are free;
+the past may be empty. Weights are in float32. Tied weights are in a file once, but a matrix of less than 1 MB may be
+there transposed too.
 
-What runs the graphs needs neither torch nor Sightline: `config.json` has the ids of the special tokens, and
-`tokenizer.model` is the vocabulary. An answer begins with the start; a source ends in the end.
+Running the graphs needs neither torch nor Sightline: `config.json` has the ids of the special tokens, and
+`tokenizer.model` is the vocabulary. An answer begins with the start token; a source ends in the end token.
 """
 
 import contextlib
@@ -40,36 +41,36 @@ from sightline.text.tokenizer import Tokenizer, with_end
 __all__ = ["Difference", "OnnxModel", "OnnxScorer", "export", "verify"]
 
 OPSET = 18
-"""The version of ONNX's operations: the oldest that torch writes, so that older runtimes read it too."""
+"""Version of ONNX's operators: the oldest that torch writes, for older runtimes."""
 BATCH = 32
-"""Sources that are compared at a time."""
+"""Sources in a batch of the comparison."""
 
 Ids = Int[Tensor, "batch new"]
 Source = Int[Tensor, "batch source"]
-There = Bool[Tensor, "batch source"]
-Memories = Float[Tensor, "layers batch heads source d_k"]
+SourceMask = Bool[Tensor, "batch source"]
+CrossKeys = Float[Tensor, "layers batch heads source d_k"]
 Past = Float[Tensor, "layers batch heads past d_k"]
 Vectors = Float[Tensor, "batch new d_model"]
 
 
-# --- The two graphs
+# --- Graphs
 
 
-class Reader(nn.Module):
-    """The encoder, and what the decoder's layers make of its output."""
+class EncoderGraph(nn.Module):
+    """The encoder, and the keys and values that each decoder layer computes from its output."""
 
     def __init__(self, model: EncoderDecoder) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, source: Source, source_mask: There) -> tuple[Memories, Memories]:
+    def forward(self, source: Source, source_mask: SourceMask) -> tuple[CrossKeys, CrossKeys]:
         memory = self.model.decoder.project_source(self.model.encoder(source, source_mask), Mask())
         return torch.stack([one.keys for one in memory]), torch.stack([one.values for one in memory])
 
 
-class Writer(nn.Module):
-    """The decoder for the next tokens, all it has computed before coming in from outside. Our own cache is written into
-    at a place, which a graph can only do by copying it; here, keys and values are joined to those of the past."""
+class DecoderGraph(nn.Module):
+    """The decoder for the next tokens. Earlier keys and values are inputs, to which the new ones are appended: a graph
+    cannot write into a cache without copying it."""
 
     def __init__(self, model: EncoderDecoder) -> None:
         super().__init__()
@@ -78,32 +79,32 @@ class Writer(nn.Module):
     def forward(
         self,
         target: Ids,
-        source_mask: There,
-        memory_keys: Memories,
-        memory_values: Memories,
+        source_mask: SourceMask,
+        memory_keys: CrossKeys,
+        memory_values: CrossKeys,
         past_keys: Past,
         past_values: Past,
     ) -> tuple[Float[Tensor, "batch new vocab"], Past, Past]:
         decoder, past = self.model.decoder, past_keys.shape[3]
-        places = torch.arange(past + target.shape[1], device=target.device)
-        positions = places[None, past:]
-        mask, source = Mask(places <= positions[:, None, :, None], no_empty_rows=True), Mask.of(source_mask)
+        columns = torch.arange(past + target.shape[1], device=target.device)
+        positions = columns[None, past:]
+        mask, source = Mask(columns <= positions[:, None, :, None], no_empty_rows=True), Mask.of(source_mask)
         x, rotary = decoder.embedding(target, positions), decoder.rotary_table(positions)
-        grown = []
+        cached = []
         for i, layer in enumerate(decoder.layers):
-            back = LookBack(layer.self_attention, mask, rotary, past_keys[i], past_values[i])
-            x = layer.self_attention_residual(x, back)
+            attend = CachedSelfAttention(layer.self_attention, mask, rotary, past_keys[i], past_values[i])
+            x = layer.self_attention_residual(x, attend)
             x = layer.cross_attention_residual(
-                x, LookOver(layer.cross_attention, source, memory_keys[i], memory_values[i])
+                x, CachedCrossAttention(layer.cross_attention, source, memory_keys[i], memory_values[i])
             )
             x = layer.feed_forward_residual(x, layer.feed_forward)
-            grown.append(back)
+            cached.append(attend)
         logits = self.model.classifier(decoder.norm(x))
-        return logits, torch.stack([one.keys for one in grown]), torch.stack([one.values for one in grown])
+        return logits, torch.stack([one.keys for one in cached]), torch.stack([one.values for one in cached])
 
 
-class LookBack:
-    """Self-attention of new tokens, which see those of the past as well."""
+class CachedSelfAttention:
+    """Self-attention of new tokens to themselves and to all earlier tokens."""
 
     def __init__(
         self, attention: SelfAttention, mask: Mask, rotary: Tensor | None, keys: Tensor, values: Tensor
@@ -117,8 +118,8 @@ class LookBack:
         return self.attention.concat(self.attention.attend(q, self.keys, self.values, self.mask))
 
 
-class LookOver(NamedTuple):
-    """Encoder-decoder attention, a row of the source for each of the target."""
+class CachedCrossAttention(NamedTuple):
+    """Encoder-decoder attention with one row of the source for each row of the target."""
 
     attention: CrossAttention
     mask: Mask
@@ -130,17 +131,18 @@ class LookOver(NamedTuple):
         return self.attention.concat(self.attention.attend(q, self.keys, self.values, self.mask))
 
 
-# --- Writing a model
+# --- Export
 
 
 def export(model: EncoderDecoder, tokenizer: Tokenizer, folder: Path | str) -> None:
-    """Write a model as ONNX, its vocabulary beside it. The folder is there whole or not at all; an older one of this
-    kind is replaced."""
+    """Write a model and its vocabulary. The folder is written completely or not at all; an older one is replaced."""
     optional_import("onnxscript", extra="export")
     folder, config = Path(folder).absolute(), model.config
     if config.architecture != "encoder-decoder":
         raise ConfigError(
-            f'architecture = "{config.architecture}" cannot be exported to ONNX; only "encoder-decoder" can.'
+            f'ONNX needs `model.architecture` = "encoder-decoder", got "{config.architecture}".',
+            option="model.architecture",
+            value=config.architecture,
         )
     for side, rows in ((tokenizer, config.vocab_size), (tokenizer.source, config.source_vocab_size)):
         if side.size > (rows or config.vocab_size):
@@ -158,17 +160,16 @@ def export(model: EncoderDecoder, tokenizer: Tokenizer, folder: Path | str) -> N
 
 
 def _copy(model: EncoderDecoder) -> EncoderDecoder:
-    """The same numbers in a model as it was built: on the processor, in float32, what is tied in one place, and nobody
-    looking into it."""
-    with torch.random.fork_rng(devices=[]):  # weights are drawn here that nobody needs: let nobody notice
+    """Return a new model with the same weights: on the CPU, in float32, tied weights shared, without hooks."""
+    with torch.random.fork_rng(devices=[]):  # random initial weights are replaced
         copy = EncoderDecoder(model.config)
     copy.load_state_dict(model.state_dict())
     return copy.eval()
 
 
 def _write_graphs(model: EncoderDecoder, folder: Path) -> None:
-    """Sizes of the examples are such that none is taken for a fixed one: all differ, and none is 0 or 1. Nor are two
-    inputs one tensor, or they would be taken for one."""
+    """Write both graphs. The exporter infers free sizes from the examples: all sizes must differ, none may be 0 or 1,
+    and no two inputs may be one tensor."""
     config, dim = model.config, torch.export.Dim
     batch, new, past = dim("batch"), dim("new"), dim("past")
     source = dim("source", max=config.positions.max_length)
@@ -182,17 +183,17 @@ def _write_graphs(model: EncoderDecoder, folder: Path) -> None:
         *(Input(name, torch.zeros(shape), memory) for name in ("memory_keys", "memory_values")),
         *(Input(name, torch.zeros(*shape[:3], 7, shape[4]), known) for name in ("past_keys", "past_values")),
     ]
-    _write(Reader(model), reads, ["memory_keys", "memory_values"], folder / "encoder.onnx")
-    _write(Writer(model), writes, ["logits", "keys", "values"], folder / "decoder.onnx")
+    _write(EncoderGraph(model), reads, ["memory_keys", "memory_values"], folder / "encoder.onnx")
+    _write(DecoderGraph(model), writes, ["logits", "keys", "values"], folder / "decoder.onnx")
 
 
 class Input(NamedTuple):
-    """What goes into a graph."""
+    """An input of a graph."""
 
     name: str
     example: Tensor
     free: dict[int, Any]
-    """The axes that may have any size, by their names."""
+    """Names of the axes of any size."""
 
 
 def _write(module: nn.Module, inputs: Sequence[Input], outputs: Sequence[str], path: Path) -> None:
@@ -209,12 +210,12 @@ def _write(module: nn.Module, inputs: Sequence[Input], outputs: Sequence[str], p
             verbose=False,
         )
         if exported is not None:
-            _forget(exported.model)
+            _remove_metadata(exported.model)
             exported.save(str(path))
 
 
-def _forget(graphs: Any) -> None:
-    """At each node torch notes which lines of which file it comes from; nobody's folders belong in a model."""
+def _remove_metadata(graphs: Any) -> None:
+    """Remove the names of source files, which torch adds to each node."""
     graphs.metadata_props.clear()
     graphs.graph.metadata_props.clear()
     for node in graphs.graph:
@@ -228,7 +229,7 @@ def _forget(graphs: Any) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch tells its exporter's developers much that is of no use here."""
+    """Hide the warnings and log messages of torch's exporter."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:
@@ -239,7 +240,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-# --- Running it
+# --- Execution
 
 
 class OnnxModel:
@@ -346,24 +347,23 @@ class OnnxScorer:
         self.memory["source_mask"] = there[rows.numpy()]
 
 
-# --- Comparing the two
+# --- Comparison
 
 
 class Difference(NamedTuple):
-    """How far an exported model is from what it was made of."""
+    """Difference between an export and the model."""
 
     logits: float
-    """The largest between any two, when both read the model's own greedy answers, at once and step by step."""
+    """Largest difference of two logits when both read the model's greedy answers, in one pass or step by step."""
     answers: int
-    """Sources to which their greedy answers differ."""
+    """Sources whose greedy answers differ."""
 
 
 @torch.no_grad()
 def verify(folder: Path | str, model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> Difference:
-    """Read an exported model anew and compare it with the model, on sources (ids without END). What is too much, the
-    caller decides."""
+    """Load an export and compare it with the model on sources (ids without END)."""
     if not sources:
-        raise InputError("there is nothing to compare an exported model by; give it some sources.")
+        raise InputError("`sources` must not be empty.", option="sources", value=sources)
     ours, theirs, greedy = _copy(model), OnnxModel(folder), SearchConfig(beams=1)
     expected, found = ([best.ids for best, *_ in find(one, sources, greedy)] for one in (ours, theirs))
     gaps = []
