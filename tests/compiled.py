@@ -1,7 +1,7 @@
-"""torch.compile, in a process of its own: the shape checks of the other tests would stand in its way.
+"""torch.compile in a separate process, because it does not support the shape checks of the other tests.
 
-Run by test_compile.py: `python tests/compiled.py cpu|cuda some|all`. Each part compiles as one whole graph and gives
-what the eager model gives."""
+test_compile.py runs `python tests/compiled.py cpu|cuda some|all`. Each part compiles as one graph and equals the eager
+model."""
 
 import sys
 import tempfile
@@ -82,14 +82,14 @@ def whole(name: str, model: torch.nn.Module, *inputs: Tensor) -> None:
 
 
 @torch.no_grad()
-def a_compiled_function_is_not_traced_in_silence() -> None:
+def tracing_a_compiled_function_is_an_error() -> None:
     torch.compiler.reset()
     model = writer("paper", **ONE_LAYER)
     forward, tokens = torch.compile(model.forward, fullgraph=True), ids(2, 7)
     forward(tokens)
-    with pytest.raises(TraceError, match="nothing ran in the trace"), tracing(model):
+    with pytest.raises(TraceError, match="No pass"), tracing(model):
         forward(tokens)
-    report("a compiled function is not traced in silence")
+    report("tracing a compiled function is an error")
 
 
 def dropout_by_seeds() -> None:
@@ -169,7 +169,7 @@ def report(what: str) -> None:
 if __name__ == "__main__":
     torch.manual_seed(0)
     decode_steps(static=True)
-    a_compiled_function_is_not_traced_in_silence()
+    tracing_a_compiled_function_is_an_error()
     dropout_by_seeds()
     training_steps(0.0, "adam", 1e-6)
     a_test_compiles_nothing()

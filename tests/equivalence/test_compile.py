@@ -1,4 +1,4 @@
-"""The model compiles as one graph, on every device there is."""
+"""The model compiles as one graph on every available device."""
 
 import subprocess
 import sys
@@ -17,14 +17,14 @@ def test_compiled_equals_eager(device):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_compiled_equals_eager_in_every_way(device):
+def test_all_compiled_parts_equal_eager(device):
     assert compiled(device, "all") == 12
 
 
 def compiled(device, which):
-    """How many things were compared."""
+    """Return the number of compared parts."""
     if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device here")
+        pytest.skip("needs a GPU")
     command = [sys.executable, "-W", "ignore", str(SCRIPT), device, which]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""On a GPU: torch's fused kernels give what the spelled-out equation gives."""
+"""On a GPU, torch's fused kernels equal the steps of equation 1."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from sightline.trace.steps import spell_out
 from sightline.trace.watch import tracing
 from support import difference, every_variant, ids, packed, pad, translator, writer
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 PRECISION = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
@@ -24,8 +24,8 @@ def _exact():
 @pytest.mark.parametrize("dtype", PRECISION)
 @torch.no_grad()
 def test_padded_packed_cached_and_alone(variant, dtype):
-    """In float32 they are equal. In bfloat16 each rounds in its own way, and none is further from the truth than the
-    others: the truth being the same model in float32."""
+    """They are equal in float32. In bfloat16 they round differently, and none has a larger error than the others,
+    compared with the same model in float32."""
     model = translator(variant).cuda()
     sources, targets = [ids(n).cuda() for n in (5, 2, 9)], [ids(n).cuda() for n in (3, 8, 1)]
     source, layout, target, there = (part.cuda() for side in (sources, targets) for part in pad(side))
@@ -70,9 +70,9 @@ def test_attention_and_its_gradients(dtype, causal):
 @pytest.mark.parametrize("dtype", PRECISION)
 @pytest.mark.parametrize("keys", [1, 5, 40, 700])
 @pytest.mark.parametrize("backend", [None, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION])
-def test_a_query_that_may_look_nowhere_gets_zeros_and_sends_no_gradient(dtype, keys, backend):
+def test_fully_masked_rows_return_zeros_and_no_gradient(dtype, keys, backend):
     if backend is SDPBackend.CUDNN_ATTENTION and (dtype is torch.float32 or keys == 1):
-        return  # it does not take these
+        return  # not supported
     q = torch.randn(2, 3, 4, 64, device="cuda", dtype=dtype, requires_grad=True)
     k, v = (torch.randn(2, 3, keys, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(2))
     allowed = torch.ones(2, 1, 4, keys, dtype=torch.bool, device="cuda")

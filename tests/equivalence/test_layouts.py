@@ -1,4 +1,4 @@
-"""A sentence's numbers do not depend on its neighbours, nor on how they lie in memory."""
+"""The scores of a sentence do not depend on its neighbours or on the layout of the batch."""
 
 import subprocess
 import sys
@@ -77,14 +77,14 @@ def test_batch_order_does_not_matter(variant):
     assert difference(model(source[order], target[order], layout[order]), logits[order]) <= 1e-6
 
 
-def test_one_side_packed_and_the_other_padded_is_refused():
+def test_packed_source_with_padded_target_is_refused():
     model = translator()
     row, packing = packed([ids(3), ids(2)])
     with raises(InputError, match="PackedRows"):
         model(row, ids(1, 5), packing)
 
 
-def test_too_long_a_text_is_refused():
+def test_texts_longer_than_max_length_are_refused():
     model = writer("learned")
     with raises(InputError, option="model.positions.max_length", value=64):
         model(ids(1, 65))
@@ -112,14 +112,14 @@ for run in (
 """
 
 
-def test_layouts_that_do_not_fit_are_named_also_without_checked_signatures():
-    """Users do not have the checks of these tests; a wrong layout must not give wrong numbers in silence."""
+def test_invalid_layouts_without_checked_signatures():
+    """Users do not have the shape checks of these tests; an invalid layout must raise an error."""
     done = subprocess.run([sys.executable, "-c", UNCHECKED], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["InputError"] * 4
 
 
 @every_variant
-def test_empty_things(variant):
+def test_empty_batches_rows_and_sentences(variant):
     model = translator(variant)
     assert model(ids(0, 3), ids(0, 2)).shape == (0, 2, 41)
     assert model(ids(2, 3), ids(2, 0)).shape == (2, 0, 41)
@@ -138,7 +138,7 @@ def test_empty_things(variant):
 
 @pytest.mark.parametrize("option", ["dropout", "attention_dropout", "activation_dropout"])
 @pytest.mark.parametrize("packs", [False, True])
-def test_every_dropout_drops_in_training_and_only_there(option, packs):
+def test_every_dropout_is_active_in_training_only(option, packs):
     nothing = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
     model = translator(**{**nothing, option: 0.5})
     sources, targets = [ids(5), ids(3)], [ids(4), ids(6)]
@@ -153,8 +153,8 @@ def test_every_dropout_drops_in_training_and_only_there(option, packs):
     assert difference(run(), run()) > 1e-2
 
 
-def test_dropout_is_where_the_paper_has_it():
-    """On the embeddings, and on each sub-layer's output before it is added; a dropped unit is zero, the others grow."""
+def test_dropout_is_at_the_places_of_the_paper():
+    """On the embeddings, and on each sub-layer's output before the sum. Dropped units are 0, others are scaled."""
     model = translator(dropout=0.5).train()
     x = model.encoder.embedding(ids(1, 40), torch.arange(40)[None])
     assert 0.4 < (x == 0).float().mean() < 0.6

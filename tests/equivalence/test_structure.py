@@ -1,4 +1,4 @@
-"""What the architecture promises about who can know of whom."""
+"""Which positions can depend on which others."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def outputs_of_layers(trace):
 @pytest.mark.parametrize("make", [translator, writer])
 @torch.no_grad()
 def test_no_position_depends_on_a_later_one(variant, make):
-    """Change the token at each position in turn: nothing in any layer may move before it, and something must at it."""
+    """A changed token changes no vector at earlier positions, in any layer, and changes the output at its own."""
     model = make(variant)
     target = ids(1, 7)
     inputs = (ids(1, 5),) if make is translator else ()
@@ -40,7 +40,7 @@ def test_no_position_depends_on_a_later_one(variant, make):
 
 
 @torch.no_grad()
-def test_the_encoder_looks_both_ways():
+def test_the_encoder_is_bidirectional():
     model = reader()
     text = ids(1, 6)
     other = text.clone()
@@ -49,7 +49,7 @@ def test_the_encoder_looks_both_ways():
 
 
 @torch.no_grad()
-def test_every_decoder_layer_sees_the_source():
+def test_every_decoder_layer_attends_to_the_source():
     model = translator()
     source, target = ids(1, 6), ids(1, 4)
     with tracing(model) as trace:
@@ -70,7 +70,7 @@ YOU_KILL_QIAN = torch.tensor([[1, 9, 8, 7]])
 
 
 @torch.no_grad()
-def test_without_positions_the_class_token_cannot_tell_the_order_of_words():
+def test_the_class_token_ignores_word_order_without_positions():
     model = reader("no positions")
     a, b = model.encoder(QIAN_KILL_YOU)[:, 0], model.encoder(YOU_KILL_QIAN)[:, 0]
     assert difference(a, b) <= 1e-5
@@ -78,7 +78,7 @@ def test_without_positions_the_class_token_cannot_tell_the_order_of_words():
 
 @every_variant
 @torch.no_grad()
-def test_with_positions_the_class_token_can(variant):
+def test_the_class_token_depends_on_word_order_with_positions(variant):
     if variant == "no positions":
         return
     model = reader(variant)

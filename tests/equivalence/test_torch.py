@@ -1,4 +1,4 @@
-"""The same numbers as torch.nn.Transformer."""
+"""Equality with torch.nn.Transformer."""
 
 import warnings
 
@@ -11,7 +11,7 @@ from sightline.config import ModelConfig
 from sightline.model.transformer import EncoderDecoder, build
 from support import difference
 
-torch.backends.mha.set_fastpath_enabled(False)  # a prototype, with a warning at each call
+torch.backends.mha.set_fastpath_enabled(False)  # a prototype that warns at each call
 
 
 def weights_of(reference: nn.Transformer, model: EncoderDecoder) -> None:
@@ -54,7 +54,7 @@ def weights_of(reference: nn.Transformer, model: EncoderDecoder) -> None:
 def test_equal_to_torch(pre, heads, d_k, d_ff, layers, activation, lengths, epsilon, seed):
     torch.manual_seed(seed)
     d_model = heads * d_k
-    with warnings.catch_warnings(action="ignore"):  # it tells which fast path it cannot take
+    with warnings.catch_warnings(action="ignore"):  # about unused fast paths
         reference = nn.Transformer(
             d_model,
             heads,
@@ -89,7 +89,7 @@ def test_equal_to_torch(pre, heads, d_k, d_ff, layers, activation, lengths, epsi
     expected = reference(
         model.encoder.embedding(source, torch.arange(lengths[0])[None]),
         model.decoder.embedding(target, torch.arange(lengths[1])[None]),
-        tgt_mask=nn.Transformer.generate_square_subsequent_mask(lengths[1]) < 0,  # theirs: True = may not look
+        tgt_mask=nn.Transformer.generate_square_subsequent_mask(lengths[1]) < 0,  # True means masked there
         src_key_padding_mask=~layout,
         memory_key_padding_mask=~layout,
         tgt_is_causal=True,

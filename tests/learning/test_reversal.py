@@ -1,6 +1,6 @@
-"""It learns. A plain loop, a small task that needs attention: read a sequence, write it backwards.
+"""The model learns to reverse a sequence, a small task that needs attention.
 
-The loss, the optimiser and the loop are torch's; what is tested is the model and its gradients."""
+Loss and optimiser are torch's, so this tests the model and its gradients."""
 
 import pytest
 import torch
@@ -19,8 +19,8 @@ def batch(size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Te
 
 
 def accuracy_after_training(steps: int, **options: object) -> float:
-    """Share of unseen sequences that come out whole and right, generated greedily through the cache."""
-    torch.manual_seed(0)  # one claim about one run: this recipe, from this seed
+    """Return the share of new sequences that greedy decoding with the cache reverses without error."""
+    torch.manual_seed(0)  # one run with one seed
     stack = {"layers": 2, "heads": 4, "d_ff": 128}
     config = ModelConfig(vocab_size=FIRST + SYMBOLS, d_model=64, encoder=stack, decoder=stack, dropout=0.0, **options)
     model = build(config)
@@ -54,6 +54,6 @@ def test_it_learns_to_reverse(options):
     assert accuracy_after_training(600, **options) >= 0.99
 
 
-def test_without_positions_it_cannot():
-    """Order is all there is to learn here, and a bag of words has none."""
+def test_it_cannot_without_positions():
+    """The task is word order, which a bag of words does not have."""
     assert accuracy_after_training(300, positions={"kind": "none"}) <= 0.2

@@ -1,4 +1,4 @@
-"""The weights a model begins with."""
+"""The initial weights of a model."""
 
 import math
 
@@ -24,7 +24,7 @@ def test_the_papers_initialisation():
         layer.feed_forward.inner.weight,
         layer.feed_forward.outer.weight,
     ):
-        bound = math.sqrt(6 / sum(matrix.shape))  # Glorot, each matrix for itself
+        bound = math.sqrt(6 / sum(matrix.shape))  # Glorot, each matrix separately
         assert matrix.abs().max().item() == pytest.approx(bound, rel=0.02)
         assert matrix.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
     for name, parameter in model.named_parameters():
@@ -37,7 +37,7 @@ def test_the_papers_initialisation():
 
 @torch.no_grad()
 def test_every_parameter_is_set_from_the_seed_alone():
-    """Nothing is left as it lay in memory."""
+    """No parameter keeps uninitialised memory."""
     for architecture in ("encoder-decoder", "decoder-only", "encoder-only"):
         segments = 2 if architecture == "encoder-only" else 0
         config = ModelConfig(

@@ -1,4 +1,4 @@
-"""The ways to compute the same: they do compute the same, and what is left to chance is left to chance."""
+"""Fast and plain computations are equal, and dropout is random."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ CELLS = 1 << 20
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_spelled_out_is_the_kernels(causal, masked):
+def test_attention_by_products_equals_the_kernel(causal, masked):
     q, k, v = torch.randn(3, 2, 7, 8), torch.randn(3, 2, 9, 8), torch.randn(3, 2, 9, 8)
     allowed = None
     if masked:
@@ -27,14 +27,14 @@ def test_attention_spelled_out_is_the_kernels(causal, masked):
     assert difference(attention(q, k, v, allowed, 0.0, causal), expected) <= 1e-6
 
 
-def test_a_query_that_may_look_nowhere_is_finite_in_both_ways():
+def test_fully_masked_rows_have_finite_gradients():
     q, k, v = (torch.randn(1, 1, 2, 4, requires_grad=True) for _ in range(3))
     allowed = torch.tensor([[[[False, False], [True, False]]]])
     attention_by_products(q, k, v, allowed, 0.0, False).sum().backward()
     assert all(x.grad.isfinite().all() for x in (q, k, v))
 
 
-def test_weights_laid_out_for_few_rows_are_the_same_weights():
+def test_column_major_weights_have_the_same_values():
     model = translator("paper")
     source, target = torch.randint(4, 41, (2, 5)), torch.randint(4, 41, (2, 6))
     before, weights = model(source, target), {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -45,7 +45,7 @@ def test_weights_laid_out_for_few_rows_are_the_same_weights():
     assert model.decoder.embedding.tokens.weight.is_contiguous()
 
 
-def test_a_product_that_does_relu_itself_is_relu_of_the_product():
+def test_fused_linear_relu():
     x, weight, bias = (torch.randn(*shape, dtype=torch.double, requires_grad=True) for shape in ((5, 4), (7, 4), (7,)))
     assert difference(torch.ops.sightline.linear_relu(x, weight, bias), F.relu(F.linear(x, weight, bias))) <= 1e-12
     assert torch.autograd.gradcheck(torch.ops.sightline.linear_relu, (x, weight, bias))
@@ -53,7 +53,7 @@ def test_a_product_that_does_relu_itself_is_relu_of_the_product():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_compiled_for_a_gpu_a_feed_forward_layer_is_what_it_was():
+def test_linear_activation_compiled_for_a_gpu():
     linear, x = torch.nn.Linear(64, 96).cuda(), torch.randn(3, 5, 64, device="cuda", requires_grad=True)
     weights = [x, linear.weight, linear.bias]
     with torch.autocast("cuda", torch.bfloat16):
@@ -68,8 +68,8 @@ def test_compiled_for_a_gpu_a_feed_forward_layer_is_what_it_was():
 
 @pytest.mark.parametrize("p", [0.1, 0.3])
 @pytest.mark.parametrize("by", ["hash", "generator"])
-def test_dropped_cells_are_as_many_as_they_should_be_and_do_not_know_of_each_other(by, p):
-    """Each figure is in standard deviations of what independent draws would give."""
+def test_dropped_cells_have_the_right_rate_and_are_independent(by, p):
+    """Each value is in standard deviations of independent draws."""
     torch.manual_seed(0)
     before = None
     for key in torch.randint(-(2**31), 2**31 - 1, (8,), dtype=torch.int32):
@@ -84,12 +84,12 @@ def test_dropped_cells_are_as_many_as_they_should_be_and_do_not_know_of_each_oth
             assert abs((centred[lag:] * centred[:-lag]).mean()) * root / variance < 5
         columns = centred.view(-1, 512).mean(0) * (CELLS / 512) ** 0.5 / variance**0.5
         assert columns.abs().max() < 5.5
-        if before is not None:  # under another key, other cells
+        if before is not None:  # another seed drops other cells
             assert abs((centred * before).mean()) * root / variance < 5
         before = centred
 
 
-def test_dropout_keeps_the_mean_sends_gradients_to_what_it_kept_and_follows_the_seed():
+def test_dropout_keeps_the_mean_and_follows_the_seed():
     x, dropout = torch.ones(3, 5, 101, requires_grad=True), Dropout(0.25)
     torch.manual_seed(3)
     out = dropout(x)
@@ -104,7 +104,7 @@ def test_dropout_keeps_the_mean_sends_gradients_to_what_it_kept_and_follows_the_
     assert torch.equal(Dropout(1.0)(x), torch.zeros_like(x))
 
 
-def test_every_dropout_has_a_key_of_its_own_and_new_ones_are_drawn_at_once():
+def test_every_dropout_has_its_own_seed():
     model = translator(dropout=0.1)
     found = [module for module in model.modules() if isinstance(module, Dropout)]
     seeds = assign_dropout_seeds(model, "cpu")
@@ -114,7 +114,7 @@ def test_every_dropout_has_a_key_of_its_own_and_new_ones_are_drawn_at_once():
     assert len(set(seeds.tolist())) == len(seeds)
 
 
-def test_vectors_are_narrow_under_autocast_alone():
+def test_vectors_have_autocast_precision_under_autocast_only():
     x, y, norm = torch.randn(2, 8), torch.randn(2, 8), torch.nn.LayerNorm(8)
     assert to_autocast(x) is x
     assert torch.equal(residual_norm(x, y, Dropout(0.0), norm), norm(x + y))

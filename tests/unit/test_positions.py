@@ -1,4 +1,4 @@
-"""The three tables people know, to the sixth digit."""
+"""The position tables of the paper, tensor2tensor and Marian, and rotary positions."""
 
 import math
 
@@ -66,7 +66,7 @@ def test_paper(width, start):
 
 @pytest.mark.parametrize("kind", ["interleaved", "halves"])
 @pytest.mark.parametrize("frequencies", ["paper", "tensor2tensor"])
-def test_the_product_of_two_depends_only_on_their_distance(kind, frequencies):
+def test_products_depend_only_on_the_distance(kind, frequencies):
     table = sinusoids(PositionsConfig(kind=kind, frequencies=frequencies, max_length=300), 64).double()
     products = table @ table.T
     for distance in (0, 1, 5, 100):

@@ -1,4 +1,4 @@
-"""Shapes in signatures are checked in these tests, at every call."""
+"""The tests check the shapes in signatures at every call."""
 
 import inspect
 
@@ -12,7 +12,7 @@ from sightline.model.mask import Mask
 from support import ids, reader, translator
 
 
-def test_every_forward_names_its_shapes():
+def test_every_forward_has_annotated_shapes():
     modules = [c for _, c in inspect.getmembers(transformer, inspect.isclass) if c.__module__ == transformer.__name__]
     forwards = [c.forward for c in modules if issubclass(c, nn.Module) and "forward" in vars(c)]
     assert len(forwards) >= 12
@@ -31,7 +31,7 @@ def test_a_wrong_shape_or_kind_is_caught():
     with pytest.raises(TypeCheckError):
         model(ids(2, 5), ids(2, 4), torch.ones(2, 5))  # a mask of numbers
     with pytest.raises(TypeCheckError):
-        model(torch.randn(2, 5), ids(2, 4))  # ids that are no integers
+        model(torch.randn(2, 5), ids(2, 4))  # ids must be integers
     with pytest.raises(TypeCheckError):
         reader()(ids(5))  # no batch
     attend = model.encoder.layers[0].self_attention.attend

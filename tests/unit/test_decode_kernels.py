@@ -1,8 +1,7 @@
-"""The kernels of a step of generation give what plain torch gives.
+"""The kernels of a decoding step equal plain torch.
 
-They run in a process of their own, without the shape checks of the other tests, which would stand in the compiler's
-way: on the GPU where there is one, otherwise in Triton's interpreter, which must be asked for before Triton is
-imported.
+They run in a separate process without the shape checks of the other tests, which Triton does not support: on a GPU if
+available, otherwise in Triton's interpreter, which must be selected before Triton is imported.
 """
 
 import os
@@ -19,16 +18,16 @@ from sightline.model.kernels.decode import CHUNK, DecodeWindow, attend_rows, sum
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-ASKED = "TRITON_INTERPRET"
-kernels = pytest.mark.skipif(ASKED not in os.environ, reason="run by test_kernels, in a process of its own")
+INTERPRET = "TRITON_INTERPRET"
+kernels = pytest.mark.skipif(INTERPRET not in os.environ, reason="run by test_kernels in a separate process")
 
 
-@pytest.mark.skipif(ASKED in os.environ, reason="this is that process")
+@pytest.mark.skipif(INTERPRET in os.environ, reason="this is the separate process")
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_kernels():
     options = ["--noconftest", "-p", "no:cacheprovider", "-q", "-W", "default"]
     command = [sys.executable, "-m", "pytest", *options, __file__]
-    environment = {**os.environ, ASKED: "0" if CUDA else "1"}
+    environment = {**os.environ, INTERPRET: "0" if CUDA else "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout
@@ -36,7 +35,7 @@ def test_kernels():
 
 def random_rows(sentences, beams, d, capacity=70, dtype=torch.float32):
     rows = sentences * beams
-    q = torch.randn(rows, 1, 3, 2, d, device=DEVICE, dtype=dtype).permute(2, 0, 3, 1, 4)[1]  # as a split projection is
+    q = torch.randn(rows, 1, 3, 2, d, device=DEVICE, dtype=dtype).permute(2, 0, 3, 1, 4)[1]  # as `split` returns it
     k, v = torch.randn(2, rows, 2, capacity, d, device=DEVICE, dtype=dtype)
     lengths = torch.randint(1, capacity + 1, (rows,), device=DEVICE)
     lengths[0], lengths[-1] = 1, capacity
@@ -45,7 +44,7 @@ def random_rows(sentences, beams, d, capacity=70, dtype=torch.float32):
 
 
 @pytest.mark.parametrize(("sentences", "beams", "d"), [(1, 1, 16), (3, 4, 64), (2, 3, 24)])
-def test_each_row_reads_its_keys_where_they_are(sentences, beams, d):
+def test_rows_read_the_indexed_keys(sentences, beams, d):
     q, k, v, lengths, row_index = random_rows(sentences, beams, d)
     found = attend_rows(q, k, v, DecodeWindow(lengths, row_index))
     sources = attend_rows(q, k[:sentences], v[:sentences], DecodeWindow(lengths[:sentences]))
@@ -63,8 +62,17 @@ def test_each_row_reads_its_keys_where_they_are(sentences, beams, d):
         assert (sources[row] - expected).abs().max() <= 1e-5
 
 
+def test_rows_without_keys_return_zeros():
+    q, k, v, lengths, row_index = random_rows(3, 1, 16)
+    lengths[1] = 0
+    for window in (DecodeWindow(lengths, row_index), DecodeWindow(lengths)):
+        found = attend_rows(q, k, v, window)
+        assert torch.equal(found[1], torch.zeros_like(found[1]))
+        assert found.isfinite().all()
+
+
 @pytest.mark.parametrize("n", [3, CHUNK, 1000, 64 * CHUNK, 9001])
-def test_a_summary_is_the_norm_and_the_highest_of_each_chunk(n):
+def test_summary_has_the_norm_and_the_highest_of_each_chunk(n):
     scores = torch.randn(5, n, device=DEVICE) * 3
     scores[1, n // 2] = 50
     scores[2, ::2] = -torch.inf

@@ -1,8 +1,7 @@
-"""The norm of a residual by hand-written kernels: what the plain formula gives, forward and backward.
+"""The fused residual norm equals the plain formula, forward and backward.
 
-The kernels run in a process of their own, without the shape checks of the other tests, which would stand in the
-compiler's way: on the GPU where there is one, otherwise in Triton's interpreter, which must be asked for before Triton
-is imported.
+The kernels run in a separate process without the shape checks of the other tests, which Triton does not support: on a
+GPU if available, otherwise in Triton's interpreter, which must be selected before Triton is imported.
 """
 
 import os
@@ -20,31 +19,31 @@ from sightline.model.kernels.residual_norm import fits, fused_residual_norm
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-ASKED = "TRITON_INTERPRET"
-kernels = pytest.mark.skipif(ASKED not in os.environ, reason="run by test_kernels, in a process of its own")
+INTERPRET = "TRITON_INTERPRET"
+kernels = pytest.mark.skipif(INTERPRET not in os.environ, reason="run by test_kernels in a separate process")
 on_cuda = pytest.mark.skipif(not CUDA, reason="needs a GPU")
-every_width = pytest.mark.parametrize("d", [24, 128, 200, 512, 1024] if CUDA else [24, 200])  # interpreted, it is slow
+every_width = pytest.mark.parametrize("d", [24, 128, 200, 512, 1024] if CUDA else [24, 200])  # the interpreter is slow
 every_rate = pytest.mark.parametrize("p", [0.0, 0.1, 0.3])
 
 
-@pytest.mark.skipif(ASKED in os.environ, reason="this is that process")
+@pytest.mark.skipif(INTERPRET in os.environ, reason="this is the separate process")
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 def test_kernels():
     options = ["--noconftest", "-p", "no:cacheprovider", "-q", "-W", "default"]
     command = [sys.executable, "-m", "pytest", *options, __file__]
-    environment = {**os.environ, ASKED: "0" if CUDA else "1"}
+    environment = {**os.environ, INTERPRET: "0" if CUDA else "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout
 
 
-def test_elsewhere_the_plain_code_stays():
+def test_kernels_do_not_support_cpu_tensors():
     x = torch.randn(2, 3, 8)
     assert not fits(x, x)
 
 
 @on_cuda
-def test_what_fits():
+def test_supported_inputs():
     if find_spec("triton") is None:
         pytest.skip("needs Triton")
     x = torch.randn(3, 4, 8, device="cuda")
@@ -59,11 +58,11 @@ def test_what_fits():
     assert not fits(wide, wide)
 
 
-# --- In the process of its own
+# --- In the separate process
 
 
 def arguments(*shape: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """x, y, weight, bias, and the gradient of what comes out."""
+    """Return x, y, weight, bias and the gradient of the output."""
     torch.manual_seed(sum(shape))
     x, y, given = (torch.randn(shape).to(DEVICE, dtype) for _ in range(3))
     weight, bias = torch.randn(2, shape[-1]).to(DEVICE).unbind()
@@ -71,7 +70,7 @@ def arguments(*shape: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
 
 
 def draw(seed: int = 1) -> Tensor:
-    """A key that lies between others, as those of a model do. All 32 bits of it are drawn."""
+    """Return one of several dropout seeds, as in a model, with 32 random bits."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-(2**31), 2**31, (5,), generator=generator).to(DEVICE, torch.int32)[3]
 
@@ -87,14 +86,14 @@ def fused(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, p: float, key: Ten
 
 
 def with_gradients(function, inputs: list[Tensor], given: Tensor, p: float, key: Tensor | None) -> list[Tensor]:
-    """What comes out, and the gradients of x, y, weight and bias."""
+    """Return the output and the gradients of x, y, weight and bias."""
     inputs = [value.detach().requires_grad_() for value in inputs]
     out = function(*inputs, p, key)
     return [out.detach(), *torch.autograd.grad(out, inputs, given)]
 
 
 def far(a: Tensor, b: Tensor) -> float:
-    """The largest difference, as a part of the largest value where that is above 1."""
+    """Return the largest difference, relative to the largest value if that exceeds 1."""
     assert a.shape == b.shape, (a.shape, b.shape)
     return ((a.float() - b.float()).abs().max() / b.float().abs().max().clamp(min=1)).item()
 
@@ -104,7 +103,7 @@ def far(a: Tensor, b: Tensor) -> float:
 @pytest.mark.parametrize(
     "rows_d", [(1, 24), (301, 24), (133, 128), (97, 200), (1, 512), (37, 512), (19, 1024), (5, 8192)]
 )
-def test_in_float32_it_is_the_plain_formula(rows_d, p):
+def test_float32_equals_the_plain_formula(rows_d, p):
     *inputs, given = arguments(*rows_d)
     expected = with_gradients(plain, inputs, given, p, draw())
     found = with_gradients(fused, inputs, given, p, draw())
@@ -117,9 +116,9 @@ def test_in_float32_it_is_the_plain_formula(rows_d, p):
 @every_width
 @every_rate
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_in_half_precision_only_the_results_are_rounded(d, p, dtype):
-    """Against float32 on the same inputs: half a last place for a result rounded once, a whole one where the sum that
-    the forward pass keeps has been rounded too."""
+def test_half_precision_rounds_only_the_results(d, p, dtype):
+    """Compared with float32 on the same inputs: half a last place if only the result is rounded, one if the saved sum
+    is rounded too."""
     *inputs, given = arguments(3, 11, d, dtype=dtype)
     found = with_gradients(fused, inputs, given, p, draw())
     wide = [value.float() for value in [*inputs, given]]
@@ -131,13 +130,13 @@ def test_in_half_precision_only_the_results_are_rounded(d, p, dtype):
     for name, a, b in zip(["weight", "bias"], found[3:], expected[3:], strict=True):
         assert a.dtype == torch.float32
         assert far(a, b) <= place, name
-    assert far(found[4], expected[4]) <= 1e-5  # the bias saw nothing rounded
+    assert far(found[4], expected[4]) <= 1e-5  # the bias has no rounded inputs
 
 
 @kernels
 @pytest.mark.parametrize("p", [0.1, 0.3])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_same_cells_are_dropped(p, seed):
+def test_forward_and_backward_drop_the_same_cells(p, seed):
     *inputs, given = arguments(5, 41, 24)
     _, dx, dy, _, _ = with_gradients(fused, inputs, given, p, draw(seed))
     kept = dropout_mask(draw(seed), dx.shape, p, dx.device)
@@ -147,7 +146,7 @@ def test_the_same_cells_are_dropped(p, seed):
 
 
 @kernels
-def test_without_a_key_nothing_is_dropped():
+def test_no_dropout_without_a_seed():
     *inputs, given = arguments(7, 24)
     found = with_gradients(fused, inputs, given, 0.1, None)
     for a, b in zip(found, with_gradients(plain, inputs, given, 0.0, None), strict=True):
@@ -156,11 +155,11 @@ def test_without_a_key_nothing_is_dropped():
 
 
 @kernels
-def test_a_large_mean_does_not_hide_the_deviations():
+def test_large_means():
     *inputs, _ = arguments(9, 512)
     inputs[0] = inputs[0] + 1000
     expected = plain(*(value.double() for value in inputs), 0.0, None)
-    assert far(fused(*inputs, 0.0, None), expected) <= 3e-4  # 1000 has so many digits
+    assert far(fused(*inputs, 0.0, None), expected) <= 3e-4  # float32 has about 7 digits
 
 
 @kernels
@@ -170,7 +169,7 @@ def test_any_layout_and_no_rows():
     found = with_gradients(fused, [*turned[:2], *inputs[2:]], turned[2], 0.1, draw())
     expected = with_gradients(plain, [*turned[:2], *inputs[2:]], turned[2], 0.1, draw())
     summed = inputs[0].requires_grad_()
-    fused(*inputs, 0.1, draw()).sum().backward()  # a gradient of one cell, expanded
+    fused(*inputs, 0.1, draw()).sum().backward()  # an expanded gradient
     assert summed.grad is not None
     for a, b in zip(found, expected, strict=True):
         assert far(a, b) <= 1e-5
@@ -179,7 +178,7 @@ def test_any_layout_and_no_rows():
 
 
 @kernels
-def test_every_run_gives_the_same_and_changes_no_argument():
+def test_runs_are_deterministic_and_do_not_change_arguments():
     *inputs, given = arguments(300, 128, dtype=torch.bfloat16)
     before = [value.clone() for value in [*inputs, given]]
     runs = [with_gradients(fused, inputs, given, 0.1, draw()) for _ in range(2)]
@@ -189,7 +188,7 @@ def test_every_run_gives_the_same_and_changes_no_argument():
 
 @kernels
 @pytest.mark.parametrize("drops", [True, False])
-def test_the_operators_keep_their_word(drops):
+def test_operators_pass_opcheck(drops):
     *inputs, given = arguments(3, 5, 24)
     key = draw() if drops else None
     for value in inputs:

@@ -1,4 +1,4 @@
-"""Rows that sentences share give what rows of their own give: the same scores, loss and gradients."""
+"""Packed rows equal padded rows: the same scores, loss and gradients."""
 
 import json
 from itertools import pairwise
@@ -107,7 +107,7 @@ def test_packed_equals_padded(kind, stores, data, budget, seed):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_blanks_never_matter(kind, stores):
+def test_unused_cells_have_no_effect(kind, stores):
     make, variant = MODELS[kind]
     model = make(variant, **SIZE)
     for shared, _ in rows_of(stores[kind], range(15), 256):
@@ -126,8 +126,8 @@ def test_blanks_never_matter(kind, stores):
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["packed", "padded"])
-def test_only_replies_count(place, stores):
-    """Every token of a reply and the END behind it; nothing that the user said, and nothing behind the last turn."""
+def test_only_replies_are_in_the_loss(place, stores):
+    """The loss has every token of a reply and its END, no token of the user, and nothing after the last turn."""
     store = stores["dialogues"]
     for batches in rows_of(store, range(len(store)), 512):
         batch = batches[place]
@@ -140,13 +140,13 @@ def test_only_replies_count(place, stores):
             for token in sequence[:-1]:
                 asked.append(token if reply else PAD)
                 reply ^= token == END
-            asked.append(PAD)  # the last turn's own END is asked for; what would follow it is not
+            asked.append(PAD)  # the END of the last turn is predicted, but no token after it
             assert found[first:last] == asked
         assert batch.tokens == sum(token != PAD for token in found)
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["packed", "padded"])
-def test_a_piece_of_a_text_is_not_taught_to_end_where_it_was_cut(place, stores):
+def test_the_end_of_a_cut_text_is_not_in_the_loss(place, stores):
     store = stores["text"]
     for batches in rows_of(store, range(len(store)), 512):
         batch = batches[place]
@@ -157,7 +157,7 @@ def test_a_piece_of_a_text_is_not_taught_to_end_where_it_was_cut(place, stores):
             assert found[first:last] == [*given[first + 1 : last], PAD]
 
 
-def test_twice_is_two_passes_in_one(stores):
+def test_twice_equals_two_passes(stores):
     model = translator(**SIZE)
     for batch in next(rows_of(stores["pairs"], range(12), 512)):
         both = batch.twice()
