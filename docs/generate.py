@@ -96,6 +96,7 @@ MODULES = [
     "sightline.interop.hub",
     "sightline.backends.ctranslate2",
     "sightline.backends.ctranslate2_format",
+    "sightline.backends.thread_modes",
     "sightline.interop.ctranslate2_reader",
     "sightline.interop.onnx",
     "sightline.interop.native_order",

@@ -1,4 +1,4 @@
-"""A model that has learnt something, made once for all tests that ask it."""
+"""A partly trained model, shared by all tests of a session."""
 
 import fcntl
 
@@ -24,9 +24,9 @@ HALF_TAUGHT = [
 
 @pytest.fixture(scope="session")
 def taught(tmp_path_factory):
-    """The folder of a model that knows the built-in language by half: it hesitates, as real ones do."""
+    """Return the folder of a partly trained model of the built-in language, whose probabilities are spread out."""
     shared = tmp_path_factory.getbasetemp()
-    shared = shared.parent if shared.name.startswith("popen-") else shared  # all workers of a run have one parent
+    shared = shared.parent if shared.name.startswith("popen-") else shared  # one folder for all workers
     folder = shared / "taught"
     with (shared / "taught.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
