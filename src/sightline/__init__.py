@@ -1,7 +1,7 @@
 """Sightline: the Transformer of "Attention Is All You Need" as real software.
 
-Train it on your own text, use it at speed, and see every number inside it. Importing this package imports torch only
-when one of its names is first used.
+Train it on your own text, use it at speed, and see every number inside it. Importing this package does not import
+torch; the first use of one of its names does.
 """
 
 from importlib import import_module
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sightline.config import ModelConfig, SearchConfig
-    from sightline.engine import Engine, load
-    from sightline.model.mask import PackedRows
+    from sightline.engine import Completion, LoadOptions, Reader, Translation, Translator, Writer, load
     from sightline.model.transformer import build
     from sightline.model_folder import load_model, save_model
     from sightline.trace.watch import tracing
@@ -19,10 +18,14 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Engine",
+    "Completion",
+    "LoadOptions",
     "ModelConfig",
-    "PackedRows",
+    "Reader",
     "SearchConfig",
+    "Translation",
+    "Translator",
+    "Writer",
     "build",
     "load",
     "load_model",
@@ -32,14 +35,12 @@ __all__ = [
 ]
 
 _HOME = {
-    "Engine": "sightline.engine",
-    "ModelConfig": "sightline.config",
-    "PackedRows": "sightline.model.mask",
-    "SearchConfig": "sightline.config",
+    **dict.fromkeys(("ModelConfig", "SearchConfig"), "sightline.config"),
+    **dict.fromkeys(
+        ("Completion", "LoadOptions", "Reader", "Translation", "Translator", "Writer", "load"), "sightline.engine"
+    ),
+    **dict.fromkeys(("load_model", "save_model"), "sightline.model_folder"),
     "build": "sightline.model.transformer",
-    "load": "sightline.engine",
-    "load_model": "sightline.model_folder",
-    "save_model": "sightline.model_folder",
     "tracing": "sightline.trace.watch",
     "what_if": "sightline.trace.what_if",
 }

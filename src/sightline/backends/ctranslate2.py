@@ -35,7 +35,7 @@ from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, ConfigError, InputError, SightlineError
 from sightline.files import optional_import
 from sightline.model_folder import SHORTLIST
-from sightline.search.rules import NEVER
+from sightline.search.beam import NEVER
 from sightline.search.types import Hypothesis, Request, StepUpdate
 from sightline.special import END, START
 

@@ -23,7 +23,7 @@ def align(
     from pathlib import Path
 
     from sightline.data.corpus import Parallel, lines, read_pairs
-    from sightline.engine import load
+    from sightline.engine import load_translator
     from sightline.errors import InputError
     from sightline.evaluate.align import agreement, choose_heads, save_choice
     from sightline.model_folder import ModelFolder
@@ -34,7 +34,7 @@ def align(
     gold_links = None
     if gold is not None:
         gold_links = [read_pharaoh(line, f"{gold}:{i}") for i, line in enumerate(lines(Path(gold)), 1)]
-    engine = load(model, device=device, engine="torch")
+    engine = load_translator(model, device=device, backend="torch")
     pairs = iter(read_pairs(Parallel(Path(source), Path(target))))
     if choose and gold_links is not None:
         sources, targets = zip(*pairs, strict=True)

@@ -34,7 +34,7 @@ def back_translate(
     """Make pairs from text in the target language: a model of the reverse direction writes the source of every line, so
     that the training target is real text."""
     from sightline.config import SearchConfig
-    from sightline.engine import load
+    from sightline.engine import load_translator
 
     beams = beam if beam is not None else 1 if sample else 4
     options = SearchConfig(beams=beams, sample=sample, temperature=temperature, top_k=top_k, seed=seed)
@@ -42,6 +42,6 @@ def back_translate(
         raise InputError(f"`out` must be a .tsv file, got {out}.", option="out", value=out)
     check_new(out, resume)
     check_files(text)
-    translator = load(model, device=device, engine=cast("Any", engine), precision=cast("Any", precision))
+    translator = load_translator(model, device=device, backend=cast("Any", engine), precision=cast("Any", precision))
     write_pairs(translator, options, text, out, reverse=True, plain=plain)
     typer.echo(str(out))

@@ -99,11 +99,11 @@ def heading(console: "Console", title: str, text: str) -> None:
 def translate(console: "Console") -> None:
     """Translate with the bundled models."""
     started = time.perf_counter()
-    from sightline.engine import load
+    from sightline.engine import load_translator
     from sightline.model_folder import ModelFolder, bundled_models
 
     for name in (name for name in SENTENCES_TO_TRY if name in bundled_models()):
-        engine = load(name, engine="torch")  # gives the answers of CTranslate2 without converting the model first
+        engine = load_translator(name, backend="torch")  # CTranslate2 would convert the model first
         count = ModelFolder(name).count_parameters()
         heading(console, f"Translate with {name}", f"A bundled model with {count / 1e6:.1f} million parameters.")
         for text, found in zip(SENTENCES_TO_TRY[name], engine.translate(SENTENCES_TO_TRY[name]), strict=True):
@@ -117,9 +117,9 @@ def explain(console: "Console") -> None:
     from rich.table import Table
 
     from sightline.data.builtin import riddle
-    from sightline.engine import load
+    from sightline.engine import load_translator
 
-    engine, pairs = load("coref", engine="torch"), riddle()
+    engine, pairs = load_translator("coref", backend="torch"), riddle()
     traces = [engine.trace(pair.source, pair.target) for pair in pairs]
     before = [trace.tokens["target"].index("▁weil") for trace in traces]  # the pronoun follows it
     last = f"decoder.layers.{engine.model.config.decoder.layers - 1}.cross_attention.probabilities"

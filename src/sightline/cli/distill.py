@@ -44,7 +44,7 @@ def distill(
     """Distil a model: the teacher translates text, and a student of any preset is trained on these translations, which
     are easier to learn from than human ones."""
     from sightline.config import SearchConfig
-    from sightline.engine import load
+    from sightline.engine import load_translator
     from sightline.files import write_files
 
     fixed: dict[str, Any] = {"teacher": teacher, "source": [str(path) for path in source], "beam": beam}
@@ -58,7 +58,7 @@ def distill(
     check_files(source)
     _check_student(about)
     options = SearchConfig(beams=beam)
-    translator = load(teacher, device=device, engine=cast("Any", engine), precision=cast("Any", precision))
+    translator = load_translator(teacher, device=device, backend=cast("Any", engine), precision=cast("Any", precision))
     write_files(out, {OPTIONS: json.dumps(fixed | about, indent=2, ensure_ascii=False).encode() + b"\n"})
     write_pairs(translator, options, source, out / TABLE, reverse=False, plain=plain)
     del translator  # frees its memory

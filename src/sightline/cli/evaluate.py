@@ -104,9 +104,9 @@ def _translate(names: Sequence[str], texts: Texts, beam: int, how: dict[str, Any
     """Translate by the models. All are loaded first, so that an error in the second is found before translating."""
     import time
 
-    from sightline.engine import load
+    from sightline.engine import load_translator
 
-    engines = [None if text else load(name, **how) for name, text in zip(names, texts.systems, strict=True)]
+    engines = [None if text else load_translator(name, **how) for name, text in zip(names, texts.systems, strict=True)]
     systems = []
     for name, text, engine in zip(names, texts.systems, engines, strict=True):
         if engine is None:
@@ -114,7 +114,7 @@ def _translate(names: Sequence[str], texts: Texts, beam: int, how: dict[str, Any
             continue
         typer.echo(f"{name}: translating {len(texts.sources):,} sentences, beam {beam}", err=True)
         started = time.perf_counter()
-        found = engine.translate(texts.sources, beam=beam)
+        found = engine.translate(texts.sources, beams=beam)
         # One line each, so that the saved file has the same scores.
         systems.append([" ".join(one.text.split("\n")).rstrip("\r") for one in found])
         typer.echo(f"{name}: done in {time.perf_counter() - started:.1f} s", err=True)

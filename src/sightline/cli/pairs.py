@@ -17,7 +17,7 @@ from sightline.errors import InputError
 
 if TYPE_CHECKING:
     from sightline.config import SearchConfig
-    from sightline.engine import Engine
+    from sightline.engine import Translator
 
 LEFT_OUT = b"\t\n"
 BROKEN = re.compile("[\t\r\n\ufffd]")
@@ -25,7 +25,7 @@ BROKEN = re.compile("[\t\r\n\ufffd]")
 
 
 def write_pairs(
-    translator: "Engine", options: "SearchConfig", texts: Sequence[Path], out: Path, *, reverse: bool, plain: bool
+    translator: "Translator", options: "SearchConfig", texts: Sequence[Path], out: Path, *, reverse: bool, plain: bool
 ) -> None:
     """Write text, tab, translation for every line that the file does not have yet, and report the number of lines that
     were left out. `reverse`: the translation comes first."""
@@ -33,7 +33,8 @@ def write_pairs(
 
     def answer(some: list[str], _: int) -> Iterator[bytes]:
         texts = [_readable(text) for text in some]
-        found = iter(translator.search([text for text in texts if text], options, details=False))
+        plan = translator.plan([text for text in texts if text], options, log_probs=False)
+        found = iter(translator.run(plan))
         for text in texts:
             yield _row(text, next(found).text if text else "", reverse)
 

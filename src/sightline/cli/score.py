@@ -21,9 +21,9 @@ def score(
     from pathlib import Path
 
     from sightline.data.corpus import Parallel, read_pairs
-    from sightline.engine import load
+    from sightline.engine import load_translator
 
-    engine = load(model, device=device)
+    engine = load_translator(model, device=device)
     total, tokens = 0.0, 0
     pairs = iter(read_pairs(Parallel(Path(source), Path(target))))
     for first in itertools.count(1, WINDOW):

@@ -38,7 +38,7 @@ def serve(
     import torch
 
     from sightline.config import ServeConfig
-    from sightline.engine import load_any
+    from sightline.engine import load
     from sightline.options import load_options
 
     if log not in ("auto", "json", "plain"):
@@ -53,9 +53,9 @@ def serve(
     from sightline.serve.service import Service
 
     known = read_keys(keys) if keys else {}
-    chosen = {"engine": cast("Any", engine), "precision": cast("Any", precision), "device": device}
+    chosen = {"backend": cast("Any", engine), "precision": cast("Any", precision), "device": device}
     threads = torch.get_num_threads()
-    shelf = Models(named(models), lambda folder: load_any(folder, **chosen, threads=threads), config.memory)
+    shelf = Models(named(models), lambda folder: load(folder, **chosen, threads=threads), config.memory)
     bound = bind(host, port)
     start_logging(json_lines=log == "json" or (log == "auto" and not sys.stderr.isatty()))
     if not known and host not in ("127.0.0.1", "localhost", "::1"):

@@ -64,7 +64,7 @@ def translate(
 ) -> None:
     """Translate text line by line. Lines of standard input are answered as they arrive."""
     from sightline.config import SearchConfig
-    from sightline.engine import load
+    from sightline.engine import load_translator
     from sightline.options import load_options
 
     given = {"nbest": nbest, "length_penalty": length_penalty, "sample": sample or mbr, "temperature": temperature}
@@ -77,14 +77,14 @@ def translate(
         check_new(out, resume)
     paths = None if file == "-" else [Path(file)]
     check_files(paths or [])
-    chosen = {"engine": cast("Any", engine), "precision": cast("Any", precision), "shortlist": shortlist}
-    translator = load([model, *(vote or [])], device=device, **chosen)
-    more: dict[str, Any] = {"prefix": prefix, "without": without or [], "within": within or []}
-    more |= {"details": as_json, "align": align}
+    chosen = {"backend": cast("Any", engine), "precision": cast("Any", precision), "shortlist": shortlist}
+    translator = load_translator([model, *(vote or [])], device=device, **chosen)
+    more: dict[str, Any] = {"prefix": prefix, "forbid": without or [], "require": within or []}
+    more |= {"log_probs": as_json, "align": align}
     several = options.nbest > 1 and not as_json
 
     def answer(texts: list[str], first: int) -> Iterator[bytes]:
-        for number, found in enumerate(translator.search(texts, options, **more), first):
+        for number, found in enumerate(translator.run(translator.plan(texts, options, **more)), first):
             yield _written(found, number, several, as_json)
 
     with only_writer(out):
@@ -96,11 +96,7 @@ def _written(found: "Translation", number: int, several: bool, as_json: bool) ->
     """Format the answers to one line. An answer never contains a line break."""
     every = (found, *found.alternatives)
     if as_json:
-        values, *others = [one._asdict() for one in every]
-        for one in (values, *others):
-            del one["alternatives"]
-            if found.alignment is None:
-                del one["alignment"]
+        values, *others = [_values(one) for one in every]
         values["alternatives"] = others
         return (json.dumps(values, ensure_ascii=False) + "\n").encode()
     rows = [
@@ -112,6 +108,12 @@ def _written(found: "Translation", number: int, several: bool, as_json: bool) ->
 
         rows = [[*row, write_pharaoh(one.alignment or [])] for row, one in zip(rows, every, strict=False)]
     return "".join(" ||| ".join(row) + "\n" for row in rows).encode()
+
+
+def _values(found: "Translation") -> dict[str, Any]:
+    """Return the fields of a JSON line."""
+    values = {"text": found.text, "score": found.score, "tokens": found.tokens, "log_probs": found.log_probs}
+    return values if found.alignment is None else {**values, "alignment": found.alignment}
 
 
 def _line(text: str) -> str:

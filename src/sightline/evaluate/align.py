@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from sightline.data.builtin import Pair
-from sightline.engine import Engine
+from sightline.engine import Translator
 from sightline.errors import InputError
 from sightline.files import write_files
 from sightline.model_folder import ALIGNMENT
@@ -58,7 +58,9 @@ def agreement(predicted: Sequence[Alignment], gold: Sequence[Alignment]) -> Agre
     )
 
 
-def choose_heads(engine: Engine, sources: Sequence[str], targets: Sequence[str], gold: Sequence[Alignment]) -> Choice:
+def choose_heads(
+    engine: Translator, sources: Sequence[str], targets: Sequence[str], gold: Sequence[Alignment]
+) -> Choice:
     """Choose the heads whose mean attention has the lowest error rate on these pairs, for both steps.
 
     The search is greedy: it adds the best further head as long as the error rate falls. Return all heads if no choice

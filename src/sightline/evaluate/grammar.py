@@ -2,10 +2,9 @@
 
 from typing import NamedTuple
 
-from sightline.config import SearchConfig
 from sightline.data.builtin import Pair, Split, generate
+from sightline.engine import Translator
 from sightline.model.transformer import EncoderDecoder
-from sightline.search.find import find
 from sightline.text.tokenizer import Tokenizer
 
 __all__ = ["Grammar", "grammar", "translations"]
@@ -31,8 +30,7 @@ def grammar(model: EncoderDecoder, tokenizer: Tokenizer, split: Split = "test", 
 
 def translations(model: EncoderDecoder, tokenizer: Tokenizer, sources: list[str]) -> list[str]:
     """Translate by greedy search."""
-    found = find(model, tokenizer.source.encode(sources), SearchConfig(beams=1))
-    return [tokenizer.decode(best.ids) for (best, *_) in found]
+    return [one.text for one in Translator(model, tokenizer).translate(sources, beams=1)]
 
 
 def _expected(pair: Pair) -> str | None:

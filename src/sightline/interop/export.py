@@ -10,21 +10,22 @@ import torch
 
 from sightline.backends.ctranslate2 import CTranslate2Backend
 from sightline.backends.ctranslate2_format import convert
-from sightline.config import ModelConfig, SearchConfig
+from sightline.config import SearchConfig
 from sightline.data.builtin import generate
+from sightline.engine.translator import translation_request
 from sightline.errors import CheckpointError, ConfigError
 from sightline.files import optional_import, replacing_folder
 from sightline.interop import onnx
 from sightline.interop.hugging_face_files import quiet, write_hugging_face
 from sightline.model.transformer import EncoderDecoder
 from sightline.model_folder import SHORTLIST
-from sightline.search.find import find
-from sightline.search.score import force
-from sightline.search.types import Limits, Request
+from sightline.search.driver import search
+from sightline.search.score import score
+from sightline.search.types import Request
 from sightline.special import END, UNKNOWN
-from sightline.text.tokenizer import Tokenizer, with_end
+from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["KINDS", "Difference", "export", "requests"]
+__all__ = ["KINDS", "Difference", "export"]
 
 Kind = Literal["huggingface", "ctranslate2", "onnx"]
 Precision = Literal["float32", "int8"]
@@ -87,11 +88,8 @@ def export(
     return found
 
 
-def requests(sources: Sequence[Sequence[int]], config: ModelConfig, options: SearchConfig) -> list[Request]:
-    """Return the requests to translate sources (ids without END)."""
-    room = config.positions.max_length
-    most = [min(int(options.max_ratio * (len(ids) + 1)) + options.max_extra, room) for ids in sources]
-    return [Request(with_end(ids, config.source_end), Limits(n)) for ids, n in zip(sources, most, strict=True)]
+def _requests(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> list[Request]:
+    return [translation_request(ids, GREEDY, model.config) for ids in sources]
 
 
 def _texts() -> list[str]:
@@ -108,7 +106,7 @@ def _sources(tokenizer: Tokenizer) -> list[list[int]]:
 def _as_ctranslate2(folder: Path, model: EncoderDecoder, tokenizer: Tokenizer, precision: Precision) -> Difference:
     sources = _sources(tokenizer)
     backend = CTranslate2Backend(folder, precision)
-    theirs = [best for best, *_ in backend.search(requests(sources, model.config, GREEDY), GREEDY)]
+    theirs = [best for best, *_ in backend.search(_requests(model, sources), GREEDY)]
     answers = [best.ids for best in theirs]
     return _difference(model, sources, answers, [best.log_probs for best in theirs])
 
@@ -145,8 +143,9 @@ def _difference(
     model: EncoderDecoder, sources: Sequence[Sequence[int]], answers: list[list[int]], log_probs: list[list[float]]
 ) -> Difference:
     """Compare the log-probabilities of the export's own answers. An answer that is cut off has no end."""
-    ours = force([model], sources, answers)
+    requests = _requests(model, sources)
+    ours = score([model], requests, answers)
     pairs = [(a, b) for mine, theirs in zip(ours, log_probs, strict=True) for a, b in zip(mine, theirs, strict=False)]
-    expected = [best.ids for best, *_ in find(model, sources, GREEDY)]
+    expected = [best.ids for best, *_ in search(model, requests, GREEDY)]
     different = sum(one[: len(other)] != other for one, other in zip(answers, expected, strict=True))
     return Difference(max((abs(a - b) for a, b in pairs), default=0.0), different, len(sources))

@@ -24,21 +24,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from sightline.config import SearchConfig
+from sightline.config import ModelConfig, SearchConfig
+from sightline.engine.translator import translation_request
 from sightline.errors import CheckpointError, ConfigError, InputError
-from sightline.files import optional_import, replacing_folder
+from sightline.files import optional_import, read_json_object, replacing_folder
 from sightline.model.mask import Mask
+from sightline.model.protocol import Inputs
 from sightline.model.transformer import CrossAttention, EncoderDecoder, SelfAttention, rotate, split
-from sightline.search.beam import Beams
-from sightline.search.find import PlainSearch, find
-from sightline.search.hypothesis import Hypothesis, Wish
-from sightline.search.sampling import Samples
-from sightline.search.scorer import Scores
-from sightline.search.state import spread
+from sightline.search.beam import rows_of
+from sightline.search.driver import search
 from sightline.special import END, PAD, START, UNKNOWN
-from sightline.text.tokenizer import Tokenizer, with_end
+from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["Difference", "OnnxModel", "OnnxScorer", "export", "verify"]
+__all__ = ["Difference", "OnnxModel", "export", "verify"]
 
 OPSET = 18
 """Version of ONNX's operators: the oldest that torch writes, for older runtimes."""
@@ -147,11 +145,10 @@ def export(model: EncoderDecoder, tokenizer: Tokenizer, folder: Path | str) -> N
     for side, rows in ((tokenizer, config.vocab_size), (tokenizer.source, config.source_vocab_size)):
         if side.size > (rows or config.vocab_size):
             raise InputError(f"a vocabulary of {side.size} does not fit a model of {config.vocab_size} tokens.")
-    size = {"layers": config.decoder.layers, "heads": config.decoder.heads}
-    size |= {"d_k": config.d_model // config.decoder.heads, "vocab_size": config.vocab_size}
     special = {"pad": PAD, "start": START, "end": END, "unknown": UNKNOWN}
-    length = {"max_length": config.positions.max_length, "source_end": config.source_end}
-    about = {"sightline": {**length, **special, **size}}
+    size = {"layers": config.decoder.layers, "heads": config.decoder.heads, "vocab_size": config.vocab_size}
+    size |= {"d_k": config.d_model // config.decoder.heads, "max_length": config.positions.max_length}
+    about = {"sightline": {**size, **special, "source_end": config.source_end, "model": config.model_dump()}}
     with replacing_folder(folder, "decoder.onnx", "exported") as draft:
         _write_graphs(_copy(model), draft)
         for name, data in tokenizer.files.items():
@@ -244,103 +241,91 @@ def _quiet() -> Iterator[None]:
 
 
 class OnnxModel:
-    """A model that `export` wrote, run by onnxruntime on the processor. `sightline.search.find.find` takes it too."""
+    """A model that `export` wrote, run by onnxruntime on the CPU. It is `Generative`: `sightline.search` searches with
+    it."""
 
     def __init__(self, folder: Path | str, threads: int | None = None) -> None:
-        """`threads`: None for as many as it likes."""
+        """`threads`: None for the default of onnxruntime."""
         library, folder = optional_import("onnxruntime", extra="export"), Path(folder)
-        try:
-            about = json.loads((folder / "config.json").read_text("utf-8"))["sightline"]
-            self.room: int = about["max_length"]
-            self.source_end: bool = about["source_end"]
-            self.empty: tuple[int, int, int] = (about["layers"], about["heads"], about["d_k"])
-            paths = [folder / f"{name}.onnx" for name in ("encoder", "decoder")]
-            for path in paths:
-                path.stat()
-        except (OSError, LookupError, TypeError, ValueError):
-            raise CheckpointError(f"{folder}: this is no model that was exported to ONNX.") from None
-        self.device, self.exact = torch.device("cpu"), True
+        about = read_json_object(folder / "config.json").get("sightline")
+        paths = [folder / f"{name}.onnx" for name in ("encoder", "decoder")]
+        if not isinstance(about, dict) or "model" not in about or not all(path.exists() for path in paths):
+            raise CheckpointError(
+                f"{folder}: no model found that this version of Sightline exported to ONNX. Export it again.",
+                value=folder,
+            )
+        self.config, self.device = ModelConfig(**about["model"]), torch.device("cpu")
         options = library.SessionOptions()
         options.intra_op_num_threads = threads or 0
         options.log_severity_level = 3  # errors only
         providers = ["CPUExecutionProvider"]
         try:
             self.encoder, self.decoder = (library.InferenceSession(path, options, providers) for path in paths)
-        except Exception as error:  # it has many kinds of them, none of which is another's
+        except Exception as error:  # its many exception classes have no common base
             reason = " ".join(str(error).split()).rstrip(".")
-            raise CheckpointError(f"{folder}: onnxruntime cannot use this model: {reason}.") from None
+            raise CheckpointError(f"{folder}: onnxruntime cannot use this model: {reason}.", value=folder) from None
 
-    def find(
-        self,
-        sources: Sequence[Sequence[int]],
-        config: SearchConfig,
-        wishes: Sequence[Wish] | None = None,
-        *,
-        budget: int = 8192,
-    ) -> list[list[Hypothesis]]:
-        """For every source (ids without END) its best answers, best first, in the order of the sources."""
-        return find(self, sources, config, wishes, budget=budget)
+    def start(self, inputs: Inputs, *, beams: int = 1, capacity: int) -> "OnnxState":
+        """Read the sources, padded on the right. `capacity` only limits the length: the state grows."""
+        if inputs.source is None or (inputs.target is not None and inputs.target.shape[1]):
+            raise InputError("An exported model starts from a source alone.", option="given")
+        most = self.config.positions.max_length
+        if max(inputs.source.shape[1], capacity) > most:
+            raise InputError(f"`source` and answer have at most {most} tokens.", option="source")
+        layout = inputs.source_layout
+        there = layout if isinstance(layout, Tensor) else torch.ones_like(inputs.source, dtype=torch.bool)
+        return OnnxState(self, inputs.source, there, beams, capacity)
 
-    @contextlib.contextmanager
-    def begin(self, source: Int[Tensor, "sentences source"], state: Beams | Samples) -> Iterator[PlainSearch]:
-        """The search for the answers to a batch of sources, padded on the right, from where it begins."""
-        if state.config.coverage_penalty > 0 and not state.config.sample:
-            raise ConfigError(
-                f"coverage_penalty = {state.config.coverage_penalty:g} needs to know where the model looks, and an "
-                "exported one does not tell; search with the model itself."
-            )
-        yield PlainSearch(OnnxScorer(self, source, beams=state.config.beams), state)
+    def step(self, tokens: Int[Tensor, "rows 1"], state: "OnnxState") -> Float[Tensor, "rows vocab"]:
+        """Read the next token of each row; return a score for every token that could follow it."""
+        return state.read(tokens)[:, -1]
 
     def __call__(
         self, source: Int[Tensor, "batch source"], target: Int[Tensor, "batch target"]
     ) -> Float[Tensor, "batch target vocab"]:
-        """Teacher forcing: at each position of the target, a score for every token that could come next. The sources
-        are padded on the right."""
-        return OnnxScorer(self, source).step(target)
+        """Return the scores at each position of the target, by one pass. Sources are padded on the right."""
+        inputs = Inputs(source, source_layout=source != PAD)
+        return self.start(inputs, capacity=target.shape[1]).read(target)
 
 
-class OnnxScorer:
-    """The hypotheses of a batch of sources, `beams` neighbouring rows for each, as far as an exported model is
-    concerned."""
+class OnnxState:
+    """The keys and values of a batch, `beams` neighbouring rows for each sentence."""
 
-    def __init__(self, model: OnnxModel, source: Int[Tensor, "sentences source"], *, beams: int = 1) -> None:
-        """`source` is padded on the right."""
-        if source.shape[1] > model.room:
-            raise InputError(f"{source.shape[1]} tokens are more than max_length = {model.room} allows.")
-        self.model, self.beams = model, beams
-        there = (source != PAD).numpy()
-        keys, values = model.encoder.run(None, {"source": source.numpy(), "source_mask": there})
-        layers, heads, d_k = model.empty
-        past = np.zeros((layers, len(source) * beams, heads, 0, d_k), np.float32)
+    def __init__(
+        self,
+        model: OnnxModel,
+        source: Int[Tensor, "sentences source"],
+        there: Bool[Tensor, "sentences source"],
+        beams: int,
+        capacity: int,
+    ) -> None:
+        self.model, self.beams, self.capacity, stack = model, beams, capacity, model.config.decoder
+        keys, values = model.encoder.run(None, {"source": source.numpy(), "source_mask": there.numpy()})
+        shape = (stack.layers, len(source) * beams, stack.heads, 0, model.config.d_model // stack.heads)
+        past = np.zeros(shape, np.float32)
         self.past = {"past_keys": past, "past_values": past}
         self.memory = {
-            "source_mask": there.repeat(beams, 0),
+            "source_mask": there.numpy().repeat(beams, 0),
             "memory_keys": keys.repeat(beams, 1),
             "memory_values": values.repeat(beams, 1),
         }
 
-    def step(self, tokens: Int[Tensor, "rows new"]) -> Float[Tensor, "rows new vocab"]:
-        """The scores after each of the next tokens, which are kept."""
+    def read(self, tokens: Int[Tensor, "rows new"]) -> Float[Tensor, "rows new vocab"]:
+        """Return the scores after each of the next tokens, and keep their keys and values."""
         length = self.past["past_keys"].shape[3] + tokens.shape[1]
-        if length > self.model.room:
-            raise InputError(f"{length} tokens are more than max_length = {self.model.room} allows.")
+        if length > self.capacity:
+            message = f"`capacity` = {self.capacity} is too small for {length} positions."
+            raise InputError(message, option="capacity", value=self.capacity)
         given = {"target": tokens.numpy(), **self.memory, **self.past}
         logits, keys, values = self.model.decoder.run(["logits", "keys", "values"], given)
         self.past = {"past_keys": keys, "past_values": values}
         return torch.from_numpy(logits)
 
-    def next(self, tokens: Int[Tensor, "rows 1"]) -> Scores:
-        """The scores of the tokens that could follow these."""
-        logits = self.step(tokens)[:, -1]
-        return Scores(logits, logits.logsumexp(-1))
-
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
-        """Let each row go on from another one of its sentence."""
         self.past = {name: kept[:, rows.numpy()] for name, kept in self.past.items()}
 
-    def keep(self, sentences: Int[Tensor, " kept"]) -> None:
-        """Go on with these sentences alone."""
-        rows = spread(sentences, self.beams)
+    def select(self, sentences: Int[Tensor, " kept"]) -> None:
+        rows = rows_of(sentences, self.beams)
         self.reorder(rows)
         there = self.memory.pop("source_mask")
         self.memory = {name: kept[:, rows.numpy()] for name, kept in self.memory.items()}
@@ -365,15 +350,15 @@ def verify(folder: Path | str, model: EncoderDecoder, sources: Sequence[Sequence
     if not sources:
         raise InputError("`sources` must not be empty.", option="sources", value=sources)
     ours, theirs, greedy = _copy(model), OnnxModel(folder), SearchConfig(beams=1)
-    expected, found = ([best.ids for best, *_ in find(one, sources, greedy)] for one in (ours, theirs))
+    requests = [translation_request(ids, greedy, model.config) for ids in sources]
+    expected, found = ([best.ids for best, *_ in search(one, requests, greedy)] for one in (ours, theirs))
     gaps = []
     for i in range(0, len(sources), BATCH):
-        rows = [torch.tensor(with_end(ids, theirs.source_end)) for ids in sources[i : i + BATCH]]
-        source = pad_sequence(rows, True, PAD)
+        source = pad_sequence([torch.tensor(request.source) for request in requests[i : i + BATCH]], True, PAD)
         target = pad_sequence([torch.tensor([START, *ids]) for ids in expected[i : i + BATCH]], True, PAD)
         logits = ours(source, target, source != PAD)
-        scorer = OnnxScorer(theirs, source)
-        steps = torch.cat([scorer.step(column[:, None]) for column in target.unbind(1)], 1)
+        state = theirs.start(Inputs(source, source_layout=source != PAD), capacity=target.shape[1])
+        steps = torch.stack([theirs.step(column[:, None], state) for column in target.unbind(1)], 1)
         gaps += [(given - logits)[target != PAD].abs().max() for given in (theirs(source, target), steps)]
     different = sum(one != other for one, other in zip(expected, found, strict=True))
     return Difference(torch.stack(gaps).max().item(), different)

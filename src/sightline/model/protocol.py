@@ -1,7 +1,7 @@
 """The three protocols of a model: what training and traces need, what a search needs, and the state of a search."""
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -69,5 +69,5 @@ class Generative(Protocol):
         """Read the source, if any, and the target so far, padded on the right; return the state after them, `beams`
         equal rows for each sentence. `capacity`: positions of the longest target, those read here included."""
 
-    def step(self, tokens: Int[Tensor, "rows 1"], state: DecodeState) -> Float[Tensor, "rows vocab"]:
+    def step(self, tokens: Int[Tensor, "rows 1"], state: Any, /) -> Float[Tensor, "rows vocab"]:
         """Read the next token of each row; return a score for every token that could follow it."""

@@ -118,7 +118,7 @@ def _copy_cross(mine: CrossKV, theirs: CrossKV) -> None:
         raise InputError("Only a cache with `source` columns copies the keys and values of a source.")
     mine.keys[:sentences, :, :columns], mine.values[:sentences, :, :columns] = theirs.keys, theirs.values
     allowed, lengths = theirs.mask.allowed, theirs.mask.window
-    window.lengths.zero_()
+    window.lengths.fill_(1)  # of blank sentences: an empty row would give NaN
     if lengths is not None:
         window.lengths[:sentences] = lengths.lengths
     else:

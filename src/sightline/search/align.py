@@ -1,26 +1,24 @@
-"""Which word of the source a word of the answer comes from, by where the model looks while it writes the answer.
+"""Word alignment by attention: the source word that each word of an answer comes from.
 
-One pass over each pair, as in training. What encoder-decoder attention looks at when the first token of a target word
-is predicted is summed over the tokens of each source word; then words are linked, the strongest link first. What was
-measured, and how far such links can be trusted: docs/decisions/0013.
+The model makes one pass over each pair, as in training. The encoder-decoder attention that predicts the first token of
+a target word is summed over the tokens of each source word; then words are linked, the strongest link first.
+docs/decisions/0013 has the measurements, and how far such links can be trusted.
 """
 
-import math
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from sightline.errors import InputError
+from sightline.model.hooks import Before, hooks
 from sightline.model.protocol import Inputs
-from sightline.model.transformer import EncoderDecoder
-from sightline.special import PAD, START
+from sightline.model.transformer import EncoderDecoder, attention_weights
+from sightline.search.driver import BATCH_TOKENS, padded
+from sightline.special import START
 from sightline.text.tokenizer import with_end
 
 __all__ = [
@@ -37,31 +35,30 @@ __all__ = [
 ]
 
 Alignment = list[tuple[int, int]]
-"""Pairs of a source word and a target word that belong together, counted from 0, in order."""
+"""Pairs of a source word and a target word, counted from 0, in order."""
 Head = tuple[int, int]
-"""A layer of the decoder, and a head in it, counted from 0."""
+"""A layer of the decoder and one of its heads, counted from 0."""
 Step = Literal["predicts", "reads"]
 LINK = re.compile(r"(\d+)-(\d+)")
 
 
 class Heads(NamedTuple):
-    """Whose attention counts."""
+    """The heads whose mean attention aligns words."""
 
     heads: list[Head]
-    """Their mean is taken."""
     step: Step = "predicts"
-    """When it counts: at the step that predicts the first token of a word, or at the next one, which reads it."""
+    """The step that counts: the one that predicts the first token of a word, or the next one, which reads it."""
 
 
 class Words(NamedTuple):
-    """A text as tokens, and the word that each token belongs to."""
+    """The tokens of a text, and the number of the word that each belongs to."""
 
     ids: list[int]
     words: list[int]
 
 
 def every_head(model: EncoderDecoder) -> list[Head]:
-    """All heads of encoder-decoder attention."""
+    """Return all heads of encoder-decoder attention."""
     stack = model.config.decoder
     return [(layer, head) for layer in range(stack.layers) for head in range(stack.heads)]
 
@@ -69,7 +66,7 @@ def every_head(model: EncoderDecoder) -> list[Head]:
 def align(
     model: EncoderDecoder, sources: Sequence[Words], targets: Sequence[Words], chosen: Heads | None = None
 ) -> list[Alignment]:
-    """The alignment of each pair, by these heads; by all of them, if none are chosen."""
+    """Return the alignment of each pair, by these heads or by all of them."""
     chosen = chosen or Heads(every_head(model))
     found: list[Alignment] = [[] for _ in sources]
     for i, (weights,) in weigh(model, sources, targets, [chosen.heads], chosen.step):
@@ -84,23 +81,23 @@ def weigh(
     groups: Sequence[Sequence[Head]],
     step: Step,
 ) -> Iterator[tuple[int, Float[Tensor, "groups target source"]]]:
-    """For each pair that has words on both sides its number and, for each group of heads, how much each of its target
-    words looks at each of its source words, in the order of the words; pairs in no order."""
+    """Yield, for each pair with words on both sides, its number and the attention of each target word to each source
+    word, for each group of heads. The order of the pairs is undefined."""
     some = [i for i, (source, target) in enumerate(zip(sources, targets, strict=True)) if source.ids and target.ids]
     given, wanted = [sources[i].ids for i in some], [targets[i].ids for i in some]
-    for place, looks in _look(model, given, wanted, groups):
-        i = some[place]
+    for number, weights in _attention(model, given, wanted, groups):
+        i = some[number]
         first = [targets[i].words.index(word) + (step == "reads") for word in sorted(set(targets[i].words))]
-        yield i, looks[:, first] @ _members(sources[i].words)
+        yield i, weights[:, first] @ _members(sources[i].words)
 
 
 def link(weights: Float[Tensor, "target source"], source: Words, target: Words) -> Alignment:
-    """The strongest link first, and each word in one link only; then a target word that is left over is linked to where
-    it looks most."""
+    """Link words, the strongest link first, each word once; then link each target word that is left to the source word
+    with its highest weight."""
     found: dict[int, int] = {}
     taken: set[int] = set()
-    for place in weights.flatten().argsort(descending=True, stable=True).tolist():
-        row, column = divmod(place, weights.shape[1])
+    for cell in weights.flatten().argsort(descending=True, stable=True).tolist():
+        row, column = divmod(cell, weights.shape[1])
         if row not in found and column not in taken:
             found[row] = column
             taken.add(column)
@@ -112,79 +109,63 @@ def link(weights: Float[Tensor, "target source"], source: Words, target: Words) 
 
 
 def write_pharaoh(links: Alignment) -> str:
-    """As 0-0 1-2 2-1: source word, target word."""
+    """Return links as 0-0 1-2 2-1: source word, target word."""
     return " ".join(f"{source}-{target}" for source, target in links)
 
 
 def read_pharaoh(line: str, where: str) -> Alignment:
-    """The links that `write_pharaoh` writes."""
+    """Return the links of a line that `write_pharaoh` wrote. `where`: the file and line, for errors."""
     found = [LINK.fullmatch(word) for word in line.split()]
     if not all(found):
-        raise InputError(f"{where}: links are written as 0-0 1-2, source word and target word counted from 0.")
+        raise InputError(
+            f"{where}: invalid links: {line!r}. Write them as 0-0 1-2: source word, target word.", value=line
+        )
     return sorted({(int(one[1]), int(one[2])) for one in found if one})
 
 
 def _members(words: Sequence[int]) -> Float[Tensor, "tokens words"]:
-    """1 where a token is part of a word."""
+    """Return 1 for each token that is part of a word, 0 for the others."""
     return (torch.tensor(words)[:, None] == torch.tensor(sorted(set(words)))).float()
 
 
 @torch.no_grad()
-def _look(
+def _attention(
     model: EncoderDecoder,
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],
     groups: Sequence[Sequence[Head]],
     *,
-    budget: int = 8192,
+    batch_tokens: int = BATCH_TOKENS,
 ) -> Iterator[tuple[int, Float[Tensor, "groups step source"]]]:
-    """For each pair its number and what each group of heads looks at, on average, in no order. Step 0 reads the start
-    and predicts the first token of the target, step i reads the i-th; the end of the source has no column.
-    `budget`: tokens of a batch."""
+    """Yield the number of each pair and the mean attention of each group of heads, in no order. Step 0 reads the start
+    and predicts the first token of the target, step i reads the i-th; the end of the source has no column."""
     size = [len(source) + len(target) + 2 for source, target in zip(sources, targets, strict=True)]
     order = sorted(range(len(sources)), key=lambda i: -size[i])
-    device, end = model.classifier.weight.device, model.config.source_end
+    device, end = model.device, model.config.source_end
+    counts = torch.tensor([len(heads) for heads in groups], device=device)[:, None, None]
     while order:
-        batch = order[: max(1, budget // size[order[0]])]
+        batch = order[: max(1, batch_tokens // size[order[0]])]
         order = order[len(batch) :]
-        source = pad_sequence([torch.tensor(with_end(sources[i], end)) for i in batch], True, PAD).to(device)
-        target = pad_sequence([torch.tensor([START, *targets[i]]) for i in batch], True, PAD).to(device)
-        layout = source != PAD
+        source, layout = padded([with_end(sources[i], end) for i in batch], device)
+        target, _ = padded([[START, *targets[i]] for i in batch], device)
         sums = torch.zeros(len(batch), len(groups), target.shape[1], source.shape[1], device=device)
-        with _watching(model, groups, sums):
+        layers = sorted({layer for heads in groups for layer, _ in heads})
+        modules = [model.decoder.layers[layer].cross_attention.attend for layer in layers]
+        with hooks(zip(modules, (_adder(layer, groups, sums) for layer in layers), strict=True)):
             model.hidden(Inputs(source, target, layout))
-        counts = torch.tensor([len(heads) for heads in groups], device=device)[:, None, None]
-        for i, looks in zip(batch, (sums / counts).cpu(), strict=True):
-            yield i, looks[:, : len(targets[i]) + 1, : len(sources[i])]
+        for i, weights in zip(batch, (sums / counts).cpu(), strict=True):
+            yield i, weights[:, : len(targets[i]) + 1, : len(sources[i])]
 
 
-@contextmanager
-def _watching(
-    model: EncoderDecoder, groups: Sequence[Sequence[Head]], sums: Float[Tensor, "batch groups step source"]
-) -> Iterator[None]:
-    """Add up what the heads of each group look at in a pass of this thread. Of other heads nothing is computed."""
-    thread = threading.get_ident()
+def _adder(layer: int, groups: Sequence[Sequence[Head]], sums: Float[Tensor, "batch groups step source"]) -> Before:
+    """Return a hook that adds up the attention of the heads in each group; it computes that of no other head."""
+    some = sorted({head for heads in groups for other, head in heads if other == layer})
 
-    def watch(layer: int) -> Callable[..., None]:
-        some = sorted({head for heads in groups for other, head in heads if other == layer})
+    def add(args: Sequence[Any]) -> None:
+        q, k, _, mask = args
+        weights = attention_weights(q[:, some].float(), k[:, some].float(), mask)
+        for number, heads in enumerate(groups):
+            own = [some.index(head) for other, head in heads if other == layer]
+            sums[:, number] += weights[:, own].sum(1)
 
-        def look(_: Any, given: tuple[Any, ...]) -> None:
-            if threading.get_ident() == thread:
-                q, k, _, mask = given
-                scores = (q[:, some].float() @ k[:, some].float().mT) * q.shape[-1] ** -0.5
-                looks = scores.masked_fill(~mask.allowed, -math.inf).softmax(-1)
-                for number, heads in enumerate(groups):
-                    own = [some.index(head) for other, head in heads if other == layer]
-                    sums[:, number] += looks[:, own].sum(1)
-
-        return look
-
-    layers = sorted({layer for heads in groups for layer, _ in heads})
-    handles = [
-        model.decoder.layers[layer].cross_attention.attend.register_forward_pre_hook(watch(layer)) for layer in layers
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return add

@@ -1,14 +1,16 @@
-"""Beam search: the best few hypotheses of every sentence grow side by side, one token at a time. One beam is greedy
+"""Beam search: the best few hypotheses of every sentence grow in parallel, one token at a time. One beam is greedy
 search.
 
-The score of a finished hypothesis y is log P(y|x) / |y|^α, where |y| counts the end and α is the length penalty: 0 is
-the plain log-probability, which likes short sentences; 1 is the mean over tokens.
+The score of a finished hypothesis y is log P(y|x) / |y|^α, where |y| counts its new tokens with the end and α is the
+length penalty: 0 is the plain log-probability, which prefers short answers; 1 is the mean over tokens.
 
-A sentence's beams may be split into groups (diverse beam search). Each group is a pool: it has its own hypotheses,
-those that grow and the best that have ended, and only sees the others in what they keep it from saying.
+The beams of a sentence may be split into groups (diverse beam search). Each group is a pool with hypotheses of its own,
+and the other groups only change what its tokens cost.
 """
 
+import copy
 import math
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -16,17 +18,188 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sightline.config import SearchConfig
-from sightline.search.growing import Growing
-from sightline.search.hypothesis import Hypothesis
-from sightline.search.rules import Forced, Rules
-from sightline.search.scorer import Scores, highest
-from sightline.special import END, PAD, START
+from sightline.search.scoring import Scores, highest
+from sightline.search.types import Hypothesis, Request
+from sightline.special import END, PAD, START, UNKNOWN
 
-__all__ = ["Beams"]
+__all__ = ["NEVER", "Beams", "Chosen", "Forced", "HypothesisState", "rows_of"]
+
+NEVER = [PAD, START, UNKNOWN]
+"""Tokens that no answer has."""
+
+
+# --- The state of a batch, and the rules of its requests
+
+
+class Forced(NamedTuple):
+    """The only token that a row may take: the next one of its prefix, or the end at its limit."""
+
+    token: Int[Tensor, "rows 1"]
+    """-1 for a free choice."""
+    value: Float[Tensor, "rows 1"]
+
+    def mask(self, values: Float[Tensor, "rows vocab"]) -> None:
+        """Set all other values to -inf, in place."""
+        values.masked_fill_(self.token >= 0, -math.inf)
+        values.scatter_(1, self.token.clamp(min=0), torch.where(self.token >= 0, self.value, values[:, :1]))
+
+    def replace(
+        self, value: Float[Tensor, "rows best"], token: Int[Tensor, "rows best"]
+    ) -> tuple[Float[Tensor, "rows best"], Int[Tensor, "rows best"]]:
+        """Return the best tokens of each row, with a forced token as the only one."""
+        free = self.token < 0
+        first = torch.arange(value.shape[1], device=value.device) == 0
+        only = torch.where(first, self.value, -math.inf)
+        return torch.where(free, value, only), torch.where(free | ~first, token, self.token)
+
+
+class HypothesisState:
+    """The hypotheses of a batch: tensors by name, each with the same number of neighbouring rows for every sentence.
+
+    A recorded step reads and writes them at fixed addresses. So all updates are in place, and options that do not
+    change the structure of a step are tensors too.
+    """
+
+    blank: ClassVar[dict[str, float]] = {
+        "tokens": PAD,
+        "log_probs": 0.0,
+        "limits": 1,
+        "least": 0,
+        "cut": False,
+        "prefix": -1,
+    }
+    """The value of each tensor in a row that no sentence uses."""
+    along: ClassVar[set[str]] = {"tokens", "log_probs", "prefix"}
+    """The tensors whose last axis is the position in the answer."""
+    scalars: ClassVar[tuple[str, ...]] = ("length",)
+    """Tensors that all sentences share."""
+
+    def __init__(self, requests: Sequence[Request], options: SearchConfig, device: torch.device) -> None:
+        self.options, self.beams, self.sentences = options, options.beams, len(requests)
+        limits = [request.limits for request in requests]
+        constraints = [request.constraints for request in requests]
+        self.longest = max(each.most for each in limits)
+        """Most new tokens of any answer."""
+        self.limits: Int[Tensor, " sentences"] = torch.tensor([each.most for each in limits], device=device)
+        self.least: Int[Tensor, " sentences"] = torch.tensor([each.least for each in limits], device=device)
+        self.cut: Bool[Tensor, " sentences"] = torch.tensor([each.cut for each in limits], device=device)
+        self.has_least = any(each.least for each in limits)
+        prefixes = [[*each.prefix, *[-1] * (self.longest - len(each.prefix))] for each in constraints]
+        self.prefix: Int[Tensor, "sentences longest"] = torch.tensor(prefixes, device=device)
+        self.forbid = [[torch.tensor(ids, device=device) for ids in each.forbid if ids] for each in constraints]
+        self.never = torch.tensor(NEVER, device=device)
+        rows = len(requests) * self.beams
+        self.length = torch.ones((), dtype=torch.long, device=device)
+        """New tokens of the hypotheses, the one that comes next included."""
+        self.tokens: Int[Tensor, "rows longest+1"] = torch.full((rows, self.longest + 1), PAD, device=device)
+        """The last token that was given, then the new ones."""
+        last = torch.tensor([request.given[-1] for request in requests], device=device)
+        self.tokens[:, 0] = last.repeat_interleave(self.beams)
+        self.log_probs: Float[Tensor, "rows longest"] = torch.zeros(rows, self.longest, device=device)
+
+    def last(self) -> Int[Tensor, "rows 1"]:
+        """Return the last token of each row."""
+        return self.tokens.index_select(1, self.length.view(1) - 1)
+
+    def grow(self, scores: Scores) -> Int[Tensor, " rows"] | None:
+        """Add one token to every hypothesis. Return the row that each row continues, if rows changed."""
+        raise NotImplementedError
+
+    def done(self) -> Bool[Tensor, " sentences"]:
+        """Return which sentences are done."""
+        raise NotImplementedError
+
+    def near_ties(self, tie: float) -> Bool[Tensor, " sentences"]:
+        """Return in which sentences a decision was closer than `tie`."""
+        raise NotImplementedError
+
+    def answers(self) -> list[tuple[list[Hypothesis], float]]:
+        """Return the best answers to each request, and the smallest gap of any decision on the way."""
+        raise NotImplementedError
+
+    def apply_rules(self, scores: Scores) -> Forced:
+        """Set forbidden tokens to -inf, in place. A prefix comes first, whatever else is required."""
+        prefix = self.prefix.index_select(1, self.length.view(1) - 1)[:, 0]
+        ends = (self.limits <= self.length) & ~self.cut
+        forced = torch.where(ends, END, prefix).repeat_interleave(self.beams)[:, None]
+        value = scores.values.gather(1, forced.clamp(min=0)).float()
+        scores.values.index_fill_(1, self.never, -math.inf)
+        if self.has_least:
+            early = (self.least >= self.length).repeat_interleave(self.beams)
+            scores.values[:, END] = scores.values[:, END].masked_fill(early, -math.inf)
+        if any(self.forbid):
+            self._forbid(scores.values, int(self.length))
+        scores.update_first_chunk()
+        return Forced(forced, value)
+
+    def _forbid(self, values: Tensor, length: int) -> None:
+        for i, sequences in enumerate(self.forbid):
+            mine = slice(i * self.beams, (i + 1) * self.beams)
+            for ids in sequences:
+                if len(ids) <= length:
+                    again = (self.tokens[mine, length - len(ids) + 1 : length] == ids[:-1]).all(1)
+                    values[mine, ids[-1]] = values[mine, ids[-1]].masked_fill(again, -math.inf)
+
+    def at_limit(self) -> Bool[Tensor, " sentences"]:
+        """Return which sentences are cut after the next token."""
+        return self.cut & (self.limits <= self.length)
+
+    # Batches shrink, and recorded steps have room for more sentences than a batch has.
+
+    def select(self, sentences: Int[Tensor, " kept"]) -> "HypothesisState":
+        """Return a copy of these sentences."""
+        other = copy.copy(self)
+        for name in self.blank:
+            mine = getattr(self, name)
+            setattr(other, name, mine[rows_of(sentences, len(mine) // self.sentences)])
+        for name in self.scalars:
+            setattr(other, name, getattr(self, name).clone())
+        other.forbid = [self.forbid[i] for i in sentences.tolist()] if any(self.forbid) else []
+        other.sentences = len(sentences)
+        return other
+
+    def allocate(self, sentences: int, longest: int) -> "HypothesisState":
+        """Return a blank state of the same structure for this many sentences, and answers of this length."""
+        other = copy.copy(self)
+        for name, value in self.blank.items():
+            mine = getattr(self, name)
+            shape = [sentences * (len(mine) // self.sentences), *mine.shape[1:]]
+            shape[-1] += longest - self.log_probs.shape[1] if name in self.along else 0
+            setattr(other, name, torch.full(shape, value, dtype=mine.dtype, device=mine.device))
+        for name in self.scalars:
+            setattr(other, name, getattr(self, name).clone())
+        other.sentences = sentences
+        return other
+
+    def copy_from(self, other: "HypothesisState") -> None:
+        """Take over the sentences of another state, not more than this one has room for."""
+        for name, value in self.blank.items():
+            mine, theirs = getattr(self, name), getattr(other, name)
+            mine.fill_(value)
+            mine[tuple(slice(size) for size in theirs.shape)] = theirs
+        for name in self.scalars:
+            getattr(self, name).copy_(getattr(other, name))
+
+    def narrow_to(self, sentences: int) -> "HypothesisState":
+        """Return a view of the first few sentences."""
+        other = copy.copy(self)
+        for name in self.blank:
+            mine = getattr(self, name)
+            setattr(other, name, mine[: len(mine) // self.sentences * sentences])
+        other.sentences = sentences
+        return other
+
+
+def rows_of(sentences: Int[Tensor, " n"], times: int) -> Int[Tensor, " m"]:
+    """Return the rows of these sentences, each of which has this many."""
+    return (sentences[:, None] * times + torch.arange(times, device=sentences.device)).flatten()
+
+
+# --- Beam search
 
 
 class Chosen(NamedTuple):
-    """The best continuations of every pool, best first: somewhat more than it has beams."""
+    """The best continuations of every pool, best first: more than it has beams."""
 
     total: Float[Tensor, "pools best"]
     """Log-probability of the whole hypothesis."""
@@ -37,82 +210,89 @@ class Chosen(NamedTuple):
     """The hypothesis that it continues."""
 
 
-class Beams(Growing):
-    """The hypotheses of a batch of sentences. Rows are beams; those of a pool are neighbours, as are those of a
-    sentence."""
+class Beams(HypothesisState):
+    """The hypotheses of a beam search. Rows are beams; those of a pool are neighbours, as are those of a sentence."""
 
     blank: ClassVar[dict[str, float]] = {
-        "tokens": PAD,
-        "log_probs": 0.0,
-        "living": -math.inf,
+        **HypothesisState.blank,
+        "alive": -math.inf,
         "finished": -math.inf,
         "endings": PAD,
         "ending_log_probs": 0.0,
         "ended": 0,
-        "over": True,
-        "margin": math.inf,
+        "is_done": True,
+        "decision_margin": math.inf,
         "covered": 0.0,
         "source": False,
     }
-    along: ClassVar[set[str]] = {"tokens", "log_probs", "endings", "ending_log_probs"}
+    along: ClassVar[set[str]] = {*HypothesisState.along, "endings", "ending_log_probs"}
+    scalars: ClassVar[tuple[str, ...]] = ("length", "length_penalty", "diversity", "max_finished", "nbest")
 
-    def __init__(self, rules: Rules, config: SearchConfig, source: Bool[Tensor, "sentences source"]) -> None:
-        """`source`: where the sources have tokens."""
-        self.rules, self.config, self.sentences, device = rules, config, len(source), source.device
-        self.width = config.beams // config.groups
-        pools, longest = len(source) * config.groups, rules.longest
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        options: SearchConfig,
+        source: Bool[Tensor, "sentences source"],
+    ) -> None:
+        """`source`: which cells of the sources are tokens."""
+        device = source.device
+        super().__init__(requests, options, device)
+        self.width = options.beams // options.groups
+        pools, longest = len(requests) * options.groups, self.longest
         shape, rows = (pools, self.width), pools * self.width
-        self.length = torch.ones((), dtype=torch.long, device=device)
-        self.tokens = torch.full((rows, longest + 1), PAD, device=device)
-        self.tokens[:, 0] = START
-        self.log_probs: Float[Tensor, "rows longest"] = torch.zeros(rows, longest, device=device)
-        self.living: Float[Tensor, "pools width"] = torch.full(shape, -math.inf, device=device)
-        self.living[:, 0] = 0.0  # all beams begin alike: only one of them counts
+        self.alive: Float[Tensor, "pools width"] = torch.full(shape, -math.inf, device=device)
+        """Log-probability of the hypotheses that grow."""
+        self.alive[:, 0] = 0.0  # all beams start equal, so only one of them counts
         self.finished: Float[Tensor, "pools width"] = torch.full(shape, -math.inf, device=device)
+        """Scores of the best finished hypotheses."""
         self.endings: Int[Tensor, "pools width longest"] = torch.full((*shape, longest), PAD, device=device)
         self.ending_log_probs: Float[Tensor, "pools width longest"] = torch.zeros(*shape, longest, device=device)
         self.ended: Int[Tensor, " pools"] = torch.zeros(pools, dtype=torch.long, device=device)
-        """How many hypotheses have come to their end."""
-        self.over: Bool[Tensor, " pools"] = torch.zeros(pools, dtype=torch.bool, device=device)
-        self.margin: Float[Tensor, " pools"] = torch.full((pools,), math.inf, device=device)
-        """How near any decision was to falling differently."""
-        self.source = source if config.coverage_penalty else source[:, :0]
+        """The number of hypotheses that have ended."""
+        self.is_done: Bool[Tensor, " pools"] = torch.zeros(pools, dtype=torch.bool, device=device)
+        self.decision_margin: Float[Tensor, " pools"] = torch.full((pools,), math.inf, device=device)
+        """The smallest gap by which any decision was made."""
+        self.source = source if options.coverage_penalty else source[:, :0]
         self.covered: Float[Tensor, "rows source"] = torch.zeros(rows, self.source.shape[1], device=device)
-        """Attention that each source token has got, where that counts."""
+        """Attention that each source token has got, if it counts."""
+        self.length_penalty = torch.tensor(options.length_penalty, device=device)
+        self.diversity = torch.tensor(options.diversity, device=device)
+        self.max_finished = torch.tensor(options.max_finished(self.width), device=device)
+        self.nbest = torch.tensor(min(options.nbest, self.width), device=device)
 
     def grow(self, scores: Scores) -> Int[Tensor, " rows"]:
-        """Add one token to every hypothesis: its own best ones compete with those of the other beams. Returns the rows
-        that each row goes on from."""
-        forced = self.rules.apply(scores, self.tokens, self.length)
+        """Add one token to every hypothesis: its best ones compete with those of the other beams."""
+        forced = self.apply_rules(scores)
         if scores.attention is not None:
             self.covered += scores.attention
         best = self._choose(scores, forced)
-        ends = (best.token == END) & (best.total > -math.inf)
-        if scores.values.dtype == torch.float32:  # where numbers are coarser, nobody asks how near it was
+        cut = self.at_limit().repeat_interleave(self.options.groups)[:, None]
+        ends = ((best.token == END) | cut) & (best.total > -math.inf)
+        if scores.values.dtype == torch.float32:  # with coarser numbers, ties are not searched again
             self._note_ties(best, ends)
-        if best.total.is_cuda or bool(ends[:, : self.width].any()):  # asking a GPU costs a wait
+        if best.total.is_cuda or bool(ends[:, : self.width].any()):  # asking a GPU would cost a synchronisation
             self._finish(best, ends)
         going = torch.where(ends, -math.inf, best.total)
-        living, chosen = going.topk(self.width, dim=1)
+        alive, chosen = going.topk(self.width, dim=1)
         rows = best.row.gather(1, chosen).flatten()
         for written in (self.tokens, self.log_probs, self.covered):
             written.copy_(written[rows])
         self.tokens.index_copy_(1, self.length.view(1), best.token.gather(1, chosen).view(-1, 1))
         self.log_probs.index_copy_(1, self.length.view(1) - 1, best.log_prob.gather(1, chosen).view(-1, 1))
-        self.over |= self._is_over(living)
-        self.living.copy_(living.masked_fill(self.over[:, None], -math.inf))  # whatever its neighbours still do
+        self.is_done |= self._is_done(alive)
+        self.alive.copy_(alive.masked_fill(self.is_done[:, None], -math.inf))  # whatever its neighbours still do
         self.length += 1
         return rows
 
     def _choose(self, scores: Scores, forced: Forced) -> Chosen:
-        """Twice as many as there are beams, and one more: however many of them end, enough go on, and the best of those
-        that do not is seen too."""
-        width, groups = self.width, self.config.groups
-        others = self.config.beams if groups > 1 else 0  # so many tokens may have been taken by earlier groups
-        value, token = forced.among(*highest(scores.values, 2 * width + 1 + others, scores.maxima))
+        """Choose twice as many as there are beams, and one more: even if many of them end, enough can grow, and
+        `decision_margin` knows the best of the rest."""
+        width, groups = self.width, self.options.groups
+        others = self.beams if groups > 1 else 0  # earlier groups may have taken this many tokens
+        value, token = forced.replace(*highest(scores.values, 2 * width + 1 + others, scores.maxima))
         log_prob = value - scores.norm[:, None]
-        total = self.living.view(-1, 1) + log_prob
-        each, pools = token.shape[1], len(self.living)
+        total = self.alive.view(-1, 1) + log_prob
+        each, pools = token.shape[1], len(self.alive)
         total, log_prob, token = (x.reshape(pools, -1) for x in (total, log_prob, token))
         count = min(2 * width + 1, total.shape[1])
         found = total.topk(count, dim=1).indices if groups == 1 else self._diverse(total, token, count)
@@ -120,98 +300,100 @@ class Beams(Growing):
         return Chosen(total.gather(1, found), log_prob.gather(1, found), token.gather(1, found), row)
 
     def _diverse(self, total: Tensor, token: Tensor, count: int) -> Int[Tensor, "pools best"]:
-        """Group after group; a token costs as often as it was taken before."""
-        shape = (-1, self.config.groups, total.shape[1])
+        """Choose group after group; a token costs more each time an earlier group has taken it."""
+        shape = (-1, self.options.groups, total.shape[1])
         total, token = total.view(shape), token.view(shape)
         taken, found = token[:, 0, :0], []
-        for group in range(self.config.groups):
-            cost = (token[:, group, :, None] == taken[:, None]).sum(2) * self.config.diversity
+        for group in range(self.options.groups):
+            cost = (token[:, group, :, None] == taken[:, None]).sum(2) * self.diversity
             best = (total[:, group] - cost).topk(count, dim=1).indices
             taken = torch.cat([taken, token[:, group].gather(1, best[:, : self.width])], 1)
             found.append(best)
         return torch.stack(found, 1).flatten(0, 1)
 
     def _note_ties(self, best: Chosen, ends: Bool[Tensor, "pools best"]) -> None:
-        """Two decisions are made on totals: which ends rank among the beams, and which of the others go on."""
+        """Note the gaps of the two decisions on totals: which ends rank among the beams, and which others grow."""
         width, total = self.width, best.total
         if total.shape[1] <= width:
             return
         across = torch.where(torch.arange(total.shape[1], device=total.device) < width, width, width - 1)
         near = (total - total[:, across]).abs().masked_fill(~ends, math.inf).amin(1)
         going = torch.where(ends, -math.inf, total).sort(1, descending=True).values
-        cut = going[:, width - 1] - going[:, width]
-        self._note(torch.minimum(near, cut))
+        gap = going[:, width - 1] - going[:, width]
+        self._note(torch.minimum(near, gap))
 
     def _note(self, gap: Float[Tensor, " pools"]) -> None:
-        """-inf is further from anything than any gap, and what is over decides nothing."""
-        gap = torch.where(gap.isnan() | self.over, math.inf, gap)
-        self.margin.copy_(torch.minimum(self.margin, gap))
+        """Note the gap of a decision. It is infinite if -inf is involved or the sentence is done."""
+        gap = torch.where(gap.isnan() | self.is_done, math.inf, gap)
+        self.decision_margin.copy_(torch.minimum(self.decision_margin, gap))
 
     def _finish(self, best: Chosen, ends: Tensor) -> None:
-        """Keep the best finished hypotheses of each pool. An end must rank among the beams to count."""
+        """Keep the best finished hypotheses of each pool. Only ends that rank among the beams count."""
         width = self.width
-        ends = ends[:, :width] & ~self.over[:, None]
+        ends = ends[:, :width] & ~self.is_done[:, None]
         self.ended += ends.sum(1)
         rows = best.row[:, :width]
-        scale = self.length**self.config.length_penalty
+        scale = self.length**self.length_penalty
         score = best.total[:, :width] / scale
-        if self.config.coverage_penalty:
-            source = self.source.repeat_interleave(self.config.beams, 0)
+        if self.options.coverage_penalty:
+            source = self.source.repeat_interleave(self.beams, 0)
             logs = self.covered.clamp(1e-9, 1).log().masked_fill(~source, 0.0).sum(1)
-            score = score + self.config.coverage_penalty * logs[rows]
+            score = score + self.options.coverage_penalty * logs[rows]
         score = score.masked_fill(~ends, -math.inf)
         ranked, kept = torch.cat([self.finished, score], 1).sort(1, descending=True)
-        if self.config.nbest == width:
-            self._note((ranked[:, width - 1] - ranked[:, width]) * scale)
+        dropped = (ranked[:, width - 1] - ranked[:, width]) * scale
+        self._note(torch.where(self.nbest == width, dropped, math.inf))
         self.finished.copy_(ranked[:, :width])
         kept = kept[:, :width, None].expand(self.endings.shape)
-        texts = self.tokens[rows][:, :, 1:]
-        log_probs = self.log_probs[rows]
+        texts, log_probs = self.tokens[rows][:, :, 1:], self.log_probs[rows]
+        texts.index_copy_(2, self.length.view(1) - 1, best.token[:, :width, None])
         log_probs.index_copy_(2, self.length.view(1) - 1, best.log_prob[:, :width, None])
         self.endings.copy_(torch.cat([self.endings, texts], 1).gather(1, kept))
         self.ending_log_probs.copy_(torch.cat([self.ending_log_probs, log_probs], 1).gather(1, kept))
 
-    def _is_over(self, living: Float[Tensor, "pools width"]) -> Bool[Tensor, " pools"]:
-        """Nothing grows any more, or nothing more can come of it (`SearchConfig.stop`)."""
-        highest_living = living.amax(1)
-        if self.config.stop == "full":
-            done = self.ended >= self.config.max_finished(self.width)
-        else:  # a total only falls, and is divided by the limit's length at most
-            limits = self.rules.limits.repeat_interleave(self.config.groups)
-            given = min(self.config.nbest, self.width)
-            done = self.finished[:, given - 1] >= highest_living / limits**self.config.length_penalty
-        return done | (highest_living == -math.inf)
+    def _is_done(self, alive: Float[Tensor, "pools width"]) -> Bool[Tensor, " pools"]:
+        """Return which pools have no hypothesis left, or no chance of a better answer (`SearchConfig.stop`)."""
+        best = alive.amax(1)
+        if self.options.stop == "full":
+            done = self.ended >= self.max_finished
+        else:  # a total only falls, and its score divides it by the length at the limit at most
+            limits = self.limits.repeat_interleave(self.options.groups)
+            worst = self.finished.index_select(1, self.nbest.view(1) - 1)[:, 0]
+            done = worst >= best / limits**self.length_penalty
+        return done | (best == -math.inf)
 
     def done(self) -> Bool[Tensor, " sentences"]:
-        """Which sentences are over."""
-        return self.over.view(-1, self.config.groups).all(1)
+        return self.is_done.view(-1, self.options.groups).all(1)
+
+    def near_ties(self, tie: float) -> Bool[Tensor, " sentences"]:
+        return (self.decision_margin < tie).view(-1, self.options.groups).any(1)
 
     def answers(self) -> list[tuple[list[Hypothesis], float]]:
-        """The best finished hypotheses of each sentence, and how near it was that others had been found."""
-        groups, given = self.config.groups, self.config.nbest
-        score, order = self.finished.reshape(-1, self.config.beams).sort(1, descending=True)
-        best = order if groups > 1 else order[:, :given]  # two groups may say the same
+        groups, nbest = self.options.groups, self.options.nbest
+        score, order = self.finished.reshape(-1, self.beams).sort(1, descending=True)
+        best = order if groups > 1 else order[:, :nbest]  # two groups may have the same answer
         each = best[:, :, None].expand(-1, -1, self.endings.shape[2])
         texts = self.endings.reshape(*order.shape, -1).gather(1, each)
         log_probs = self.ending_log_probs.reshape(*order.shape, -1).gather(1, each)
         lengths = (texts != PAD).sum(2)
-        scale = (lengths[:, :given] + 1) ** self.config.length_penalty  # ties are of totals
-        gaps = ((score[:, :given] - _next(score, given)) * scale).nan_to_num(math.inf).amin(1)
-        margin = torch.minimum(self.margin.view(-1, groups).amin(1), gaps)
+        scale = lengths[:, :nbest] ** self.length_penalty  # ties are those of totals
+        gaps = ((score[:, :nbest] - _next(score, nbest)) * scale).nan_to_num(math.inf).amin(1)
+        margin = torch.minimum(self.decision_margin.view(-1, groups).amin(1), gaps)
         found = []
-        for some, near in zip(
+        for hypotheses, near in zip(
             zip(*(x.tolist() for x in (score[:, : best.shape[1]], texts, log_probs, lengths)), strict=True),
             margin.tolist(),
             strict=True,
         ):
             seen: dict[tuple[int, ...], Hypothesis] = {}
-            for one, ids, logs, length in zip(*some, strict=True):
-                if one > -math.inf and len(seen) < given:
-                    seen.setdefault(tuple(ids[:length]), Hypothesis(ids[:length], one, logs[: length + 1]))
-            found.append((list(seen.values()) or [Hypothesis([], -math.inf, [])], near))  # all was forbidden
+            for one, ids, logs, length in zip(*hypotheses, strict=True):
+                if one > -math.inf and len(seen) < nbest:
+                    own = ids[: length - (ids[length - 1] == END)]
+                    seen.setdefault(tuple(own), Hypothesis(own, one, logs[:length]))
+            found.append((list(seen.values()) or [Hypothesis([], -math.inf, [])], near))  # everything was forbidden
         return found
 
 
 def _next(score: Tensor, count: int) -> Tensor:
-    """The score after each of the first few; -inf after the last."""
+    """Return the score after each of the first `count`; -inf after the last."""
     return torch.nn.functional.pad(score[:, 1 : count + 1], (0, max(0, count + 1 - score.shape[1])), value=-math.inf)

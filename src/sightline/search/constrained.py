@@ -1,16 +1,17 @@
-"""Beam search for an answer in which given sequences of tokens occur: dynamic beam allocation (Post and Vilar, 2018,
+"""Beam search for an answer that contains required token sequences: dynamic beam allocation (Post and Vilar, 2018,
 arXiv:1804.06609).
 
-Left alone, the beams would go to hypotheses that put off what they must say, which is rarely the likeliest. So those
-that lack the same number of tokens are a bank, and the beams are shared out among the banks. Beside the best
-continuations of all there are candidates that would not be among them: of each hypothesis the tokens that it must still
-say, and its best one.
+By itself, a search would fill its beams with hypotheses that put off a required sequence, because it is rarely the
+likeliest text. So the hypotheses that lack the same number of tokens are a bank, and the beams are shared out among the
+banks. In addition to the best continuations of all, there are candidates that would not be among them: of each
+hypothesis, its missing tokens and its best one.
 
-No hypothesis ends before it has everything, and none takes a token after which there would be no room for the rest.
+No hypothesis ends before it is complete, and none takes a token after which the rest would not fit.
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -19,44 +20,101 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sightline.config import SearchConfig
-from sightline.errors import InputError
-from sightline.search.beam import Beams, Chosen
-from sightline.search.hypothesis import Hypothesis, Wish
-from sightline.search.required import Required
-from sightline.search.rules import NEVER, Forced, Rules
-from sightline.search.scorer import Scores, highest
+from sightline.errors import ConfigError, InputError
+from sightline.search.beam import NEVER, Beams, Chosen, Forced
+from sightline.search.scoring import Scores, highest
+from sightline.search.types import Constraints, Hypothesis, Request
 from sightline.special import END
 
-__all__ = ["ConstrainedBeams"]
+__all__ = ["ConstrainedBeams", "Required", "least_tokens"]
+
+
+# --- How much of the required sequences an answer has
+
+
+class Progress(NamedTuple):
+    """The state of one required sequence after some tokens."""
+
+    left: int
+    """How often it must still occur."""
+    position: int
+    """How many of its tokens are at the end of the text, where it may continue."""
+
+
+class Required:
+    """Sequences that an answer must contain. Each is followed token by token, as in the search of Knuth, Morris and
+    Pratt for a string. The occurrences of one sequence do not overlap; different sequences may share tokens."""
+
+    def __init__(self, sequences: Iterable[Sequence[int]]) -> None:
+        """A sequence that is listed twice must occur twice."""
+        times = Counter(tuple(ids) for ids in sequences if ids)
+        self.sequences = list(times)
+        self.tokens = sorted({token for ids in self.sequences for token in ids})
+        self.start = [Progress(left, 0) for left in times.values()]
+        """The progress before the first token."""
+
+    def after(self, progress: list[Progress], tokens: Iterable[int]) -> list[Progress]:
+        """Return the progress after these tokens."""
+        for token in tokens:
+            pairs = zip(self.sequences, progress, strict=True)
+            progress = [_step(ids, one, token) if one.left else one for ids, one in pairs]
+        return progress
+
+    def missing(self, progress: list[Progress]) -> int:
+        """Return a number of tokens that completes all sequences, one after another. Some next token reduces it."""
+        return self.whole(progress) - max((one.position for one in progress), default=0)
+
+    def whole(self, progress: list[Progress]) -> int:
+        """Return the same number if the next token is in no sequence, so that each must start again."""
+        return sum(one.left * len(ids) for ids, one in zip(self.sequences, progress, strict=True))
+
+    def next(self, progress: list[Progress]) -> list[int]:
+        """Return the tokens that start or continue a sequence."""
+        return [ids[one.position] for ids, one in zip(self.sequences, progress, strict=True) if one.left]
+
+
+def _step(ids: tuple[int, ...], progress: Progress, token: int) -> Progress:
+    text = (*ids[: progress.position], token)
+    position = next(n for n in range(len(text), -1, -1) if ids[:n] == text[len(text) - n :])
+    return Progress(progress.left - 1, 0) if position == len(ids) else Progress(progress.left, position)
+
+
+def least_tokens(constraints: Constraints) -> int:
+    """Return the number of tokens that the prefix and the required sequences take."""
+    required = Required(constraints.require)
+    return len(constraints.prefix) + required.missing(required.after(required.start, constraints.prefix))
+
+
+# --- The search
 
 
 class Candidate(NamedTuple):
     """A hypothesis with one more token."""
 
     total: float
-    """Log-probability of the whole."""
+    """Log-probability of the whole hypothesis."""
     row: int
     token: int
     missing: int
-    """Its bank: tokens that it must still say."""
+    """Its bank: the number of required tokens that it lacks."""
 
 
 class ConstrainedBeams(Beams):
-    """The hypotheses of one sentence, which is searched by itself."""
+    """The hypotheses of one request, which is searched alone."""
 
-    def __init__(self, rules: Rules, config: SearchConfig, source: Bool[Tensor, "1 source"], wish: Wish) -> None:
-        """`source`: where it has tokens."""
-        _refuse(config, wish)
-        super().__init__(rules, config, source)
-        self.forced = len(wish.prefix)
-        self.required = Required(wish.within)
+    def __init__(self, request: Request, options: SearchConfig, source: Bool[Tensor, "1 source"]) -> None:
+        """`source`: which cells of the source are tokens."""
+        _check(options, request.constraints)
+        super().__init__([request], options, source)
+        self.forced = len(request.constraints.prefix)
+        self.required = Required(request.constraints.require)
         self.progress = {0: self.required.start}
-        """Of the rows that live."""
+        """Of the rows that grow."""
 
     def grow(self, scores: Scores) -> Int[Tensor, " rows"]:
-        """Add one token to every hypothesis, as `Beams` do; which ones go on, the banks decide."""
+        """Add one token to every hypothesis; the banks decide which hypotheses continue."""
         rows = super().grow(scores)
-        last = enumerate(zip(rows.tolist(), self.last()[:, 0].tolist(), self.living[0].tolist(), strict=True))
+        last = enumerate(zip(rows.tolist(), self.last()[:, 0].tolist(), self.alive[0].tolist(), strict=True))
         self.progress = {
             new: self.required.after(self.progress[old], [token])
             for new, (old, token, total) in last
@@ -65,10 +123,10 @@ class ConstrainedBeams(Beams):
         return rows
 
     def _choose(self, scores: Scores, forced: Forced) -> Chosen:
-        """First those that end here, as far as the banks have a place for them; then those that go on."""
+        """Choose hypotheses that end here, as far as the banks have places for them; then those that continue."""
         values, norm = scores.values, scores.norm
-        forced.alone(values)
-        self._keep_room(values)
+        forced.mask(values)
+        self._reserve(values)
         candidates = self._candidates(values, norm)
         ends = [one for one in _shared(candidates, self.width) if one.token == END]
         going = _shared([one for one in candidates if one.token != END], self.width)
@@ -78,12 +136,12 @@ class ConstrainedBeams(Beams):
         row, token = torch.tensor([[[one.row, one.token] for one in chosen]], device=values.device).unbind(2)
         return Chosen(total, values[row, token] - norm[row], token, row)
 
-    def _keep_room(self, values: Float[Tensor, "rows vocab"]) -> None:
-        """Put -inf where a token may not come; in place. What a prefix says, it says."""
+    def _reserve(self, values: Float[Tensor, "rows vocab"]) -> None:
+        """Set the end and tokens after which the missing ones would not fit to -inf, in place. A prefix comes first."""
         length = int(self.length)
         if length <= self.forced:
             return
-        room = int(self.rules.limits[0]) - 1 - length
+        room = int(self.limits[0]) - (not self.cut[0]) - length
         for row, progress in self.progress.items():
             if not self.required.missing(progress):
                 continue
@@ -95,8 +153,8 @@ class ConstrainedBeams(Beams):
                 values[row, fits] = kept
 
     def _candidates(self, values: Float[Tensor, "rows vocab"], norm: Float[Tensor, " rows"]) -> list[Candidate]:
-        """Best first. There are twice as many as beams among the best of all, since some may end."""
-        before = self.living.view(-1, 1) - norm[:, None]
+        """Return the candidates, best first. Twice as many as beams are the best of all, because some may end."""
+        before = self.alive.view(-1, 1) - norm[:, None]
         value, token = highest(values, 2 * self.width)
         each = token.shape[1]
         best = (value + before).flatten().topk(min(2 * self.width, token.numel())).indices
@@ -113,36 +171,39 @@ class ConstrainedBeams(Beams):
         return self.required.missing(self.required.after(self.progress[row], [token]))
 
     def _note_ties(self, best: Chosen, ends: Tensor) -> None:
-        """It has no neighbours that could decide a tie."""
+        """A sentence that is searched alone has no neighbours that could decide a tie."""
 
     def answers(self) -> list[tuple[list[Hypothesis], float]]:
-        """The best finished hypotheses."""
         if not bool((self.finished > -math.inf).any()):
             raise InputError(
-                "nothing was found with all words that must occur and none that must not; more room (max_extra) or "
-                "more beams may help."
+                "`require` and `forbid`: no answer satisfies both. Raise `max_extra` or `beams`.", option="require"
             )
         return super().answers()
 
 
-def _refuse(config: SearchConfig, wish: Wish) -> None:
-    """An InputError where what must occur cannot be searched for."""
-    if config.sample:
-        raise InputError("words that must occur are searched for; they cannot be had with samples.")
-    if config.groups > 1:
-        raise InputError(f"words that must occur cannot be had with groups = {config.groups} of beams; ask for one.")
-    for ids in wish.within:
+def _check(options: SearchConfig, constraints: Constraints) -> None:
+    """Raise an error if the required sequences cannot be searched for."""
+    if options.sample:
+        raise ConfigError("`require` needs a beam search, and `sample` is true. Leave one out.", option="require")
+    if options.groups > 1:
+        raise ConfigError(f"`require` needs `groups` = 1, got {options.groups}.", option="groups", value=options.groups)
+    for ids in constraints.require:
         if not {END, *NEVER}.isdisjoint(ids):
-            raise InputError("what must occur has a token in it that no answer has: the vocabulary does not know it.")
-        if any(banned and _is_in(banned, ids) for banned in wish.without):
-            raise InputError("a word that must occur is one that must not, or has it in it; ask for one or the other.")
+            raise InputError(
+                "`require` contains a character that is not in the vocabulary, or a special token.",
+                option="require",
+                value=ids,
+            )
+        if any(banned and _is_in(banned, ids) for banned in constraints.forbid):
+            raise InputError("`require` contains a sequence of `forbid`. Leave one out.", option="require", value=ids)
 
 
 def _shared(candidates: Sequence[Candidate], places: int) -> list[Candidate]:
-    """Place after place goes round the banks, to the best that is left in each; the bank that lacks least comes first.
+    """Share out the places among the banks in turn, each to the best candidate left. The bank that lacks least is
+    first.
 
-    Banks without candidates get none. (Post and Vilar share among all that could be, and the rest goes to the last one;
-    with few beams that hurries the words.)
+    Banks without candidates get no place. (Post and Vilar share among all possible banks and give the rest to the last
+    one; with few beams this brings the required words too early.)
     """
     banks: dict[int, list[Candidate]] = {}
     for one in candidates:

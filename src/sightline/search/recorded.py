@@ -1,13 +1,15 @@
-"""Search on a GPU: a step is recorded once for each shape it comes in, and played again and again (CUDA graphs).
+"""CUDA graphs for the whole decoding step: a step is recorded once for each shape and replayed from then on.
 
-A step of a small model, from the last tokens to the next ones, is some three hundred short kernels, and asking for each
-of them takes longer than doing it. A recording is asked for as a whole. But it always reads and writes the same places
-in memory: a stage. So that few recordings serve all searches, shapes are rounded up: to a greater batch, whose last
-sentences nobody asked for, and to longer sources and answers.
+A step of a small model, from the last tokens to the next ones, is about three hundred short kernels, and launching them
+one by one takes longer than running them. A graph is launched as a whole, but always reads and writes the same
+addresses: those of a slot. So that few graphs serve all searches, shapes are rounded up: to a larger batch, whose last
+sentences are blank, and to longer sources and answers. Options that do not change the kernels of a step are tensors of
+its state, so they are not part of the shape.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,206 +19,248 @@ from torch import Tensor, nn
 
 from sightline.config import SearchConfig
 from sightline.model.kernels.decode import summary
-from sightline.model.protocol import Inputs
+from sightline.model.protocol import Generative, Inputs
 from sightline.model.static_cache import StaticCache
-from sightline.model.transformer import EncoderDecoder
-from sightline.search.beam import Beams
-from sightline.search.sampling import Samples
-from sightline.search.scorer import Scores
+from sightline.search.beam import HypothesisState
+from sightline.search.sampling import top_k_bucket
+from sightline.search.scoring import Scores
 from sightline.special import PAD
 
-__all__ = ["LEAVE", "RecordedSearch", "Stage", "forget", "stage_of"]
+__all__ = ["LEAVE", "GraphPool", "RecordedSearch", "graph_pool", "release"]
 
 LEAVE = 0.25
-"""Part of a batch that must be done before what is left of it is made a smaller one."""
+"""The part of a batch that must be done before the rest continues as a smaller batch."""
 FEW = 128
-"""Rows of a batch so small that a smaller one is no faster (docs/decisions/0015)."""
+"""Rows up to which a smaller batch is not faster (docs/decisions/0015)."""
+MAX_SLOTS = 100
+"""Slots of a model that are kept."""
 
-MOST = 100
-"""Recordings of a model that are kept."""
+
+class Structure(NamedTuple):
+    """The options that change the kernels of a step."""
+
+    beams: int
+    groups: int
+    sample: bool
+    top_k: int
+    stop: str
+    has_least: bool
+
+    @classmethod
+    def of(cls, options: SearchConfig, has_least: bool) -> "Structure":
+        top_k = top_k_bucket(options.top_k) if options.sample else 0
+        return cls(options.beams, options.groups, options.sample, top_k, options.stop, has_least)
 
 
 class Shape(NamedTuple):
-    """What must be equal for two steps to be one recording."""
+    """Two steps of equal shape are one graph."""
 
     sentences: int
     source: int
+    given: int
     capacity: int
-    config: str
-    """Of the search, all of it but the seed."""
+    structure: Structure
 
 
-class Place(NamedTuple):
-    """Where all of one shape reads and writes."""
+class GraphSlot(NamedTuple):
+    """The addresses that all searches of one shape read and write."""
 
     source: Int[Tensor, "sentences source"]
+    source_lengths: Int[Tensor, " sentences"]
+    given: Int[Tensor, "sentences given"]
+    given_lengths: Int[Tensor, " sentences"]
     cache: StaticCache
-    state: Beams | Samples
-    recorded: dict[str, Any]
-    """What was done here before, by name."""
+    state: HypothesisState
+    graphs: dict[str, Any]
+    """The recorded work, by its name."""
 
 
-class Stage:
-    """The places of all shapes, which lie over each other. One search at a time has it."""
+class GraphPool:
+    """The slots of a model, which share their memory. One search at a time has it."""
 
-    def __init__(self, model: EncoderDecoder) -> None:
-        self.taken = threading.Lock()
-        self.weights = weights_of(model.modules())
-        self.places: dict[Shape, Place] = {}
+    def __init__(self, model: Any) -> None:
+        self.locked = threading.Lock()
+        self.weights = addresses(model.modules())
+        self.slots: dict[Shape, GraphSlot] = {}
         self.pool: Any = None
-        self.vectors: Float[Tensor, " n"] = model.classifier.weight.new_zeros(0)
+        self.storage: Float[Tensor, " n"] = model.classifier.weight.new_zeros(0)
 
-    def place(self, model: EncoderDecoder, shape: Shape, state: Beams | Samples) -> Place:
-        """Where a shape is played. What another shape has left there is lost."""
-        if shape in self.places:
-            return self.places[shape]
-        sizes = model.config, shape.sentences, state.config.beams, shape.capacity
-        needed = StaticCache.storage_size(*sizes, shape.source)
-        if len(self.vectors) < needed:  # older places know the older memory, which is less than this
-            self.vectors = self.vectors.new_zeros(max(needed, 2 * len(self.vectors)))
-        source = torch.full((shape.sentences, shape.source), PAD, device=self.vectors.device)
-        cache = StaticCache(*sizes, like=self.vectors, source=shape.source, storage=self.vectors)
-        if len(self.places) >= MOST:
-            del self.places[next(iter(self.places))]
-        own = state.roomy(shape.sentences, shape.capacity - state.log_probs.shape[1])
-        self.places[shape] = Place(source, cache, own, {})
-        return self.places[shape]
+    def slot(self, model: Generative, shape: Shape, state: HypothesisState) -> GraphSlot:
+        """Return the slot of a shape. The content of other slots is lost."""
+        if shape in self.slots:
+            return self.slots[shape]
+        sentences, device = shape.sentences, self.storage.device
+        size = StaticCache.storage_size(model.config, sentences, state.beams, shape.capacity, shape.source)
+        if len(self.storage) < size:  # older slots keep the older storage, which is smaller
+            self.storage = self.storage.new_zeros(max(size, 2 * len(self.storage)))
+        source = torch.full((sentences, shape.source), PAD, device=device)
+        given = torch.full((sentences, shape.given), PAD, device=device)
+        source_lengths, given_lengths = (torch.ones(sentences, dtype=torch.long, device=device) for _ in range(2))
+        cache = StaticCache(
+            model.config,
+            sentences,
+            state.beams,
+            shape.capacity,
+            like=self.storage,
+            source=shape.source,
+            storage=self.storage,
+        )
+        if len(self.slots) >= MAX_SLOTS:
+            del self.slots[next(iter(self.slots))]
+        own = state.allocate(sentences, shape.capacity)
+        self.slots[shape] = GraphSlot(source, source_lengths, given, given_lengths, cache, own, {})
+        return self.slots[shape]
 
-    def play(self, work: Callable[[EncoderDecoder, Place], None], model: EncoderDecoder, place: Place) -> None:
-        """Do what `work` does, as it was recorded; the first time, do and record it."""
-        if work.__name__ in place.recorded:
-            place.recorded[work.__name__].replay()
+    def replay(self, work: Callable[[Generative, GraphSlot], None], model: Generative, slot: GraphSlot) -> None:
+        """Do the work by its graph; the first time, do it and record the graph."""
+        if work.__name__ in slot.graphs:
+            slot.graphs[work.__name__].replay()
             return
-        work(model, place)
-        if place.source.is_cuda:
-            place.recorded[work.__name__] = self._record(work, model, place)
+        work(model, slot)
+        if slot.given.is_cuda:
+            slot.graphs[work.__name__] = self._record(work, model, slot)
 
-    def _record(self, work: Callable[[EncoderDecoder, Place], None], model: EncoderDecoder, place: Place) -> Any:
-        """Recording does nothing. It has been done once by now, which has made ready all that it needs."""
-        graph, device = torch.cuda.CUDAGraph(), place.source.device
-        usual, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(usual)
+    def _record(self, work: Callable[[Generative, GraphSlot], None], model: Generative, slot: GraphSlot) -> Any:
+        """Record the work without running it. It has run once by now, so that everything it needs is ready."""
+        graph, device = torch.cuda.CUDAGraph(), slot.given.device
+        current, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(current)
         with torch.cuda.stream(stream):
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-            work(model, place)
+            work(model, slot)
             graph.capture_end()
-        usual.wait_stream(stream)
+        current.wait_stream(stream)
         self.pool = graph.pool()
         return graph
 
 
-def read(model: EncoderDecoder, place: Place) -> None:
-    """Encode the sources of a place."""
-    inputs = Inputs(place.source, source_layout=place.source != PAD)
-    place.cache.copy_from(model.start(inputs, capacity=1))
+def read(model: Generative, slot: GraphSlot) -> None:
+    """Read the sources and given texts of a slot. A blank sentence counts as one token."""
+    device = slot.given.device
+    source_layout = torch.arange(slot.source.shape[1], device=device) < slot.source_lengths[:, None]
+    layout = torch.arange(slot.given.shape[1], device=device) < slot.given_lengths[:, None]
+    source = slot.source if slot.source.shape[1] else None
+    inputs = Inputs(source, slot.given, source_layout, layout)
+    state: Any = model.start(inputs, capacity=max(1, slot.given.shape[1]))
+    slot.cache.copy_from(state)
 
 
-def step(model: EncoderDecoder, place: Place) -> None:
-    """Add a token to all hypotheses of a place."""
-    logits = model.step(place.state.last(), place.cache)
-    rows = place.state.grow(Scores(logits, *summary(logits)))
-    if rows is not None and place.state.config.beams > 1:
-        place.cache.reorder(rows)
+def step(model: Generative, slot: GraphSlot) -> None:
+    """Add a token to all hypotheses of a slot."""
+    logits = model.step(slot.state.last(), slot.cache)
+    rows = slot.state.grow(Scores(logits, *summary(logits)))
+    if rows is not None and slot.state.beams > 1:
+        slot.cache.reorder(rows)
 
 
-STAGES: WeakKeyDictionary[EncoderDecoder, Stage] = WeakKeyDictionary()
+POOLS: WeakKeyDictionary[Any, GraphPool] = WeakKeyDictionary()
 
 
-def stage_of(models: Sequence[EncoderDecoder]) -> Stage | None:
-    """The stage of a model, taken for one search; whoever takes it gives it back (`taken.release()`). None where steps
-    cannot be recorded: without a GPU, for several models, or while somebody looks into the model or changes it; or
-    where another search has it."""
-    if len(models) > 1 or not models[0].classifier.weight.is_cuda or torch.is_autocast_enabled("cuda"):
+@contextlib.contextmanager
+def graph_pool(model: Generative) -> Iterator[GraphPool | None]:
+    """Lock the graph pool of a model for one search. None if its steps cannot be recorded (without a GPU, for an
+    ensemble, while hooks are on the model) or if another search has the pool: that search then computes each step."""
+    pool = _pool_of(model)
+    if pool is None or not pool.locked.acquire(blocking=False):
+        yield None
+        return
+    try:
+        yield pool
+    finally:
+        pool.locked.release()
+
+
+def _pool_of(model: Generative) -> GraphPool | None:
+    if not isinstance(model, nn.Module) or model.device.type != "cuda" or torch.is_autocast_enabled("cuda"):
         return None
-    (model,) = models
     modules = list(model.modules())
     for module in modules:
         if module._forward_hooks or module._forward_pre_hooks or module._compiled_call_impl is not None:
             return None
-    stage = STAGES.get(model)
-    if stage is None or stage.weights != weights_of(modules):
-        stage = STAGES[model] = Stage(model)
-    return stage if stage.taken.acquire(blocking=False) else None
+    pool = POOLS.get(model)
+    if pool is None or pool.weights != addresses(modules):
+        pool = POOLS[model] = GraphPool(model)
+    return pool
 
 
-def forget(model: EncoderDecoder) -> None:
-    """Give the memory of a model's stage back."""
-    STAGES.pop(model, None)
+def release(model: Generative) -> None:
+    """Free the memory of a model's graph pool."""
+    POOLS.pop(model, None)
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
-def weights_of(modules: Iterable[nn.Module]) -> list[int]:
-    """Where in memory the numbers of a model's parts lie: a recording reads them there."""
+def addresses(modules: Iterable[nn.Module]) -> list[int]:
+    """Return the addresses of all weights: a graph reads them there."""
     return [own.data_ptr() for module in modules for own in module._parameters.values() if own is not None]
 
 
 class RecordedSearch:
-    """The search for the answers to a batch of sources, on a stage."""
+    """A search of one batch that replays recorded steps."""
 
     @torch.no_grad()
-    def __init__(
-        self,
-        stage: Stage,
-        model: EncoderDecoder,
-        source: Int[Tensor, "sentences source"],
-        state: Beams | Samples,
-    ) -> None:
-        """`source` is padded on the right. `state`: where the search begins."""
-        self.stage, self.model, self.sentences = stage, model, state.sentences
-        longest = model.config.positions.max_length
+    def __init__(self, pool: GraphPool, model: Generative, inputs: Inputs, state: HypothesisState) -> None:
+        """`state`: the hypotheses before the first step."""
+        self.pool, self.model, self.options, self.sentences = pool, model, state.options, state.sentences
+        source, longest = inputs.source, model.config.positions.max_length
+        given = self.given = 0 if inputs.target is None else inputs.target.shape[1]
         self.shape = Shape(
-            _batch(len(source)),
-            min(_rounded(source.shape[1], 16), longest),
-            min(_rounded(state.rules.longest, 64), longest),
-            _name(state.config),
+            _batch(state.sentences),
+            0 if source is None else min(_rounded(source.shape[1], 16), longest),
+            0 if given == 0 else min(_rounded(given, 16), longest),
+            min(_rounded(given + state.longest, 64), longest),
+            Structure.of(state.options, state.has_least),
         )
-        self.place = place = stage.place(model, self.shape, state)
-        place.source.fill_(PAD)
-        place.source[: len(source), : source.shape[1]] = source
-        stage.play(read, model, place)
-        place.state.enter(state)  # type: ignore[arg-type]
+        self.slot = slot = pool.slot(model, self.shape, state)
+        _fill(slot.source, slot.source_lengths, source, inputs.source_layout)
+        _fill(slot.given, slot.given_lengths, inputs.target, inputs.target_layout)
+        pool.replay(read, model, slot)
+        slot.state.copy_from(state)
 
     @property
-    def state(self) -> Beams | Samples:
-        """Where the search is; what becomes of this does not change it."""
-        return self.place.state.first(self.sentences)
+    def state(self) -> HypothesisState:
+        view = self.slot.state.narrow_to(self.sentences)
+        view.options = self.options  # the slot was made for a search with other scalars
+        return view
 
     @torch.no_grad()
     def advance(self) -> None:
-        """Add one token to every hypothesis."""
-        self.stage.play(step, self.model, self.place)
+        self.pool.replay(step, self.model, self.slot)
 
     def done(self) -> Bool[Tensor, " sentences"]:
-        """Which sentences are over."""
-        return self.place.state.done()[: self.sentences]
+        return self.slot.state.done()[: self.sentences]
 
-    def leave(self, done: Sequence[bool]) -> bool:
-        """Whether it is time for the sentences that are done to leave: the others then fit in a smaller place, which is
-        also a faster one."""
-        left, here = len(done) - sum(done), self.shape.sentences
-        smaller = here * self.place.state.config.beams > FEW and _batch(left) < here
-        return left == 0 or (smaller and sum(done) >= LEAVE * len(done))
+    def should_shrink(self, left: int, total: int) -> bool:
+        """Return whether the rest fits in a smaller slot that is also faster."""
+        smaller = self.shape.sentences * self.slot.state.beams > FEW and _batch(left) < self.shape.sentences
+        return smaller and total - left >= LEAVE * total
 
     @torch.no_grad()
-    def keep(self, sentences: Int[Tensor, " kept"]) -> None:
-        """Go on with these sentences alone, in a smaller place if they fit in one."""
-        old, state = self.place.cache, self.state
-        state.keep(sentences)
-        kept = old.extract(sentences, int(state.length) - 1)
+    def select(self, sentences: Int[Tensor, " kept"]) -> None:
+        """Continue with these sentences, in a smaller slot if they fit in one."""
+        state = self.state.select(sentences)
+        kept = self.slot.cache.extract(sentences, self.given + int(state.length) - 1)
         self.shape, self.sentences = self.shape._replace(sentences=_batch(len(sentences))), len(sentences)
-        self.place = place = self.stage.place(self.model, self.shape, state)
-        place.cache.copy_from(kept)
-        place.state.enter(state)  # type: ignore[arg-type]
+        self.slot = self.pool.slot(self.model, self.shape, state)
+        self.slot.cache.copy_from(kept)
+        self.slot.state.copy_from(state)
+
+
+def _fill(ids: Tensor, lengths: Tensor, rows: Tensor | None, layout: Any) -> None:
+    """Copy padded rows and their lengths into a slot."""
+    ids.fill_(PAD)
+    lengths.fill_(1)
+    if rows is not None:
+        ids[: len(rows), : rows.shape[1]] = rows
+        lengths[: len(rows)] = rows.shape[1] if layout is None else layout.sum(1)
 
 
 def _rounded(length: int, least: int) -> int:
-    """To the next power of two."""
+    """Return the next power of two."""
     return max(least, 1 << (length - 1).bit_length())
 
 
 def _batch(sentences: int) -> int:
-    """A small step takes as long for one sentence as for many; a great one, twice as long for twice as many."""
+    """Return the size of the slot: a small step takes as long for one sentence as for many, a large one twice as long
+    for twice as many."""
     return _rounded(sentences, 1) if sentences <= 64 else -(-sentences // 64) * 64
-
-
-def _name(config: SearchConfig) -> str:
-    return config.model_copy(update={"seed": 0}).model_dump_json()

@@ -1,7 +1,7 @@
-"""Sampling: every token is drawn by its probability, instead of searching for the best.
+"""Sampling: each token is drawn by its probability, instead of searching for the best.
 
-What is drawn for a sentence depends on the seed, on the sentence and on nothing else: one number between 0 and 1 for
-each token, made from these two, says where in the cumulative distribution the token is.
+The draws depend on the seed and on the ids of the request alone: one number between 0 and 1 for each new token, made
+from these, is its place in the cumulative distribution. So neighbours in a batch never matter.
 """
 
 import math
@@ -14,83 +14,104 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from sightline.config import SearchConfig
-from sightline.search.growing import Growing
-from sightline.search.hypothesis import Hypothesis
-from sightline.search.rules import Rules
-from sightline.search.scorer import Scores, highest
-from sightline.special import END, PAD, START
+from sightline.search.beam import HypothesisState
+from sightline.search.scoring import Scores, highest
+from sightline.search.types import Hypothesis, Request
+from sightline.special import END
 
-__all__ = ["Samples"]
+__all__ = ["Samples", "top_k_bucket"]
 
 LEAST = 1e-30
-"""A temperature, and a probability, that leave nothing but the likeliest token, and that float32 can tell from zero."""
+"""The smallest temperature and probability: only the likeliest token is left, and float32 can represent it."""
+UNLIKELY = 2e-4
+"""The probability of a token up to which it does not matter whether it is among the tokens to draw from."""
 
 
-class Samples(Growing):
-    """The samples of a batch of sentences, `beams` neighbouring rows for each, none of which knows of another."""
+class Samples(HypothesisState):
+    """The samples of a batch of requests, `beams` neighbouring rows for each, all independent."""
 
     blank: ClassVar[dict[str, float]] = {
-        "tokens": PAD,
-        "log_probs": 0.0,
+        **HypothesisState.blank,
         "ended": True,
-        "margin": math.inf,
-        "numbers": 0.0,
+        "decision_margin": math.inf,
+        "draws": 0.0,
     }
-    along: ClassVar[set[str]] = {"tokens", "log_probs", "numbers"}
+    along: ClassVar[set[str]] = {*HypothesisState.along, "draws"}
+    scalars: ClassVar[tuple[str, ...]] = ("length", "temperature", "top_k", "top_p", "min_p")
 
-    def __init__(self, rules: Rules, config: SearchConfig, sources: Sequence[Sequence[int]]) -> None:
-        self.rules, self.config, self.sentences, device = rules, config, len(sources), rules.limits.device
-        rows = len(sources) * config.beams
-        shape = (rules.longest, config.beams)  # in this order: a longer neighbour asks for more, but not for others
-        drawn = [np.random.default_rng([config.seed, *ids]).random(shape).T for ids in sources]
-        self.numbers: Float[Tensor, "rows longest"] = torch.from_numpy(np.concatenate(drawn)).float().to(device)
-        self.length = torch.ones((), dtype=torch.long, device=device)
-        self.tokens = torch.full((rows, rules.longest + 1), PAD, device=device)
-        self.tokens[:, 0] = START
-        self.log_probs: Float[Tensor, "rows longest"] = torch.zeros(rows, rules.longest, device=device)
+    def __init__(self, requests: Sequence[Request], options: SearchConfig, device: torch.device) -> None:
+        super().__init__(requests, options, device)
+        rows, shape = len(requests) * self.beams, (self.longest, self.beams)  # a longer limit only adds numbers
+        seeds = [[options.seed, *request.source, *request.given] for request in requests]
+        draws = np.concatenate([np.random.default_rng(seed).random(shape).T for seed in seeds])
+        self.draws: Float[Tensor, "rows longest"] = torch.from_numpy(draws).float().to(device)
         self.ended: Bool[Tensor, " rows"] = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.margin: Float[Tensor, " rows"] = torch.full((rows,), math.inf, device=device)
+        self.decision_margin: Float[Tensor, " rows"] = torch.full((rows,), math.inf, device=device)
+        self.temperature = torch.tensor(max(options.temperature, LEAST), device=device)
+        self.top_k = torch.tensor(options.top_k or 2**62, device=device)
+        self.top_p = torch.tensor(max(options.top_p, LEAST), device=device)
+        self.min_p = torch.tensor(options.min_p, device=device)
 
     def grow(self, scores: Scores) -> None:
         """Draw one token for every sample."""
-        forced = self.rules.apply(scores, self.tokens, self.length)
-        config, place = self.config, self.length.view(1) - 1
-        value, token = forced.among(*highest(scores.values, config.top_k or scores.values.shape[1], scores.maxima))
-        p = ((value - value[:, :1]) / max(config.temperature, LEAST)).softmax(-1)
-        before = p.cumsum(1) - p  # what likelier tokens have together
-        kept = (before < max(config.top_p, LEAST)) & (p >= config.min_p * p[:, :1])
-        p = p * kept
-        reached = p.cumsum(1) / p.sum(1, keepdim=True)
-        number = self.numbers.index_select(1, place)
-        chosen = (reached <= number).sum(1, keepdim=True).clamp(max=p.shape[1] - 1)
-        chosen = torch.minimum(chosen, kept.sum(1, keepdim=True) - 1)
-        gap = (reached - number).abs().masked_fill(self.ended[:, None], math.inf).amin(1)
-        self.margin.copy_(torch.minimum(self.margin, gap))
-        drawn = token.gather(1, chosen).masked_fill(self.ended[:, None], END)
-        log_prob = (value.gather(1, chosen) - scores.norm[:, None]).masked_fill(self.ended[:, None], 0.0)
+        forced = self.apply_rules(scores)
+        position, vocab = self.length.view(1) - 1, scores.values.shape[1]
+        value, token = forced.replace(*highest(scores.values, top_k_bucket(self.options.top_k) or vocab, scores.maxima))
+        rank = torch.arange(value.shape[1], device=value.device)
+        p = ((value - value[:, :1]) / self.temperature).masked_fill(rank >= self.top_k, -math.inf).softmax(-1)
+        before = p.cumsum(1) - p  # the probability of the likelier tokens together
+        kept = (before < self.top_p) & (p >= self.min_p * p[:, :1]) & (rank < self.top_k)
+        # The draw is a place in the distribution in the order of the ids: two tokens that are equally likely would have
+        # no order that every batch agrees on.
+        reached = torch.zeros(len(p), vocab, device=p.device).scatter_add_(1, token, p * kept).cumsum(1)
+        draw, total = self.draws.index_select(1, position), reached[:, -1:]
+        chosen = torch.minimum((reached <= draw * total).sum(1), (reached < total).sum(1))[:, None]
+        if scores.values.dtype == torch.float32:  # with coarser numbers, ties are not searched again
+            gap = torch.minimum((reached / total - draw).abs().amin(1), self._edge(value, p, before))
+            self.decision_margin.copy_(torch.minimum(self.decision_margin, gap.masked_fill(self.ended, math.inf)))
+        drawn = chosen.masked_fill(self.ended[:, None], END)
+        values = torch.where(forced.token >= 0, forced.value, scores.values.gather(1, chosen).float())
+        log_prob = (values - scores.norm[:, None]).masked_fill(self.ended[:, None], 0.0)
         self.tokens.index_copy_(1, self.length.view(1), drawn)
-        self.log_probs.index_copy_(1, place, log_prob)
-        self.ended |= drawn[:, 0] == END
+        self.log_probs.index_copy_(1, position, log_prob)
+        self.ended |= (drawn[:, 0] == END) | self.at_limit().repeat_interleave(self.beams)
         self.length += 1
 
+    def _edge(
+        self, value: Float[Tensor, "rows best"], p: Float[Tensor, "rows best"], before: Float[Tensor, "rows best"]
+    ) -> Float[Tensor, " rows"]:
+        """Return how close a likely token is to the limit of top-k, top-p or min-p. The others hardly change a draw."""
+        top_k = self.top_k.clamp(max=value.shape[1] - 1).view(1)
+        last = value.index_select(1, top_k - 1) - value.index_select(1, top_k)
+        last = last.masked_fill(self.top_k >= value.shape[1], math.inf)
+        close = torch.minimum((before - self.top_p).abs(), (1 - self.min_p * p[:, :1] / p.clamp(min=LEAST)).abs())
+        likely = p.index_select(1, top_k - 1) > UNLIKELY
+        return torch.minimum(
+            close.masked_fill(p <= UNLIKELY, math.inf).amin(1), torch.where(likely, last, math.inf)[:, 0]
+        )
+
     def done(self) -> Bool[Tensor, " sentences"]:
-        """Which sentences are over."""
-        return self.ended.view(-1, self.config.beams).all(1)
+        return self.ended.view(-1, self.beams).all(1)
+
+    def near_ties(self, tie: float) -> Bool[Tensor, " sentences"]:
+        return (self.decision_margin < tie).view(-1, self.beams).any(1)
 
     def answers(self) -> list[tuple[list[Hypothesis], float]]:
-        """The samples of each sentence that score best, and how near it was that others had been drawn."""
-        beams, found = self.config.beams, []
-        rows = [
-            (row[1 : row.index(END) if END in row else None], log_probs)
-            for row, log_probs in zip(self.tokens.tolist(), self.log_probs.tolist(), strict=True)
-        ]
-        margin = self.margin.view(-1, beams).amin(1).tolist()
-        for i in range(0, len(rows), beams):
+        found = []
+        margins = self.decision_margin.view(-1, self.beams).amin(1).tolist()
+        limits, tokens, log_probs = self.limits.tolist(), self.tokens[:, 1:].tolist(), self.log_probs.tolist()
+        for i, (limit, margin) in enumerate(zip(limits, margins, strict=True)):
             mine = []
-            for ids, log_probs in rows[i : i + beams]:
-                length = len(ids) + 1
-                score = sum(log_probs[:length]) / length**self.config.length_penalty
-                mine.append(Hypothesis(ids, score, log_probs[:length]))
+            for row in range(i * self.beams, (i + 1) * self.beams):
+                ids = tokens[row][:limit]
+                ids = ids[: ids.index(END)] if END in ids else ids
+                logs = log_probs[row][: min(len(ids) + 1, limit)]
+                mine.append(Hypothesis(ids, sum(logs) / len(logs) ** self.options.length_penalty, logs))
             mine.sort(key=lambda one: -one.score)
-            found.append((mine[: self.config.nbest], margin[i // beams]))
+            found.append((mine[: self.options.nbest], margin))
         return found
+
+
+def top_k_bucket(top_k: int) -> int:
+    """Return the number of tokens to sort for `top_k`: the next power of two, so that few steps are recorded."""
+    return 1 << (top_k - 1).bit_length() if top_k else 0

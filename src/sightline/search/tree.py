@@ -1,4 +1,4 @@
-"""What a beam search has looked at: every hypothesis that was among the best at some step, and what became of it."""
+"""The tree of a beam search: every hypothesis that was among the best at some step, and its fate."""
 
 import math
 from collections.abc import Sequence
@@ -10,47 +10,44 @@ from torch import Tensor
 
 from sightline.config import SearchConfig
 from sightline.errors import InputError
-from sightline.model.transformer import EncoderDecoder
-from sightline.search.beam import Beams, Chosen
-from sightline.search.find import PlainSearch
-from sightline.search.hypothesis import Hypothesis, Wish
-from sightline.search.rules import Forced, Rules
-from sightline.search.scorer import Scorer, Scores
+from sightline.model.protocol import Generative
+from sightline.search.beam import Beams, Chosen, Forced
+from sightline.search.driver import EagerSearch, check, inputs_of, source_cells
+from sightline.search.scoring import Scores
+from sightline.search.types import Hypothesis, Request
 from sightline.special import END
-from sightline.text.tokenizer import with_end
 
 __all__ = ["Node", "Tree", "grow_tree"]
 
 
 class Node(NamedTuple):
-    """A hypothesis: what its parent says, and one token more."""
+    """A hypothesis: that of its parent, and one token more."""
 
     parent: int
-    """Its number among the nodes; -1 where nothing was said yet."""
+    """Its number among the nodes; -1 for the empty hypothesis."""
     step: int
-    """From 0: how many tokens stand before this one."""
+    """From 0: the number of new tokens before this one."""
     token: int
     log_prob: float
     """Of the token alone."""
     total: float
     """Of the whole hypothesis."""
     fate: Literal["grew", "ended", "dropped"]
-    """grew: it was among the beams; ended: the token is the end, and it counts as an answer; dropped: others were
-    better."""
+    """grew: it was among the beams; ended: it is a finished answer; dropped: others were better."""
     score: float | None
-    """Of an answer: the total by its length, as `SearchConfig.length_penalty` has it."""
+    """Of an answer: the total by its length, as in `SearchConfig.length_penalty`."""
 
 
 class Tree(NamedTuple):
-    """The search for the answer to one sentence."""
+    """The search for the answer to one request."""
 
     nodes: list[Node]
-    """Step by step, and in each step the best first."""
+    """Step by step, the best of each step first."""
     answers: list[Hypothesis]
-    """What was found, best first."""
+    """The answers, best first."""
 
     def ids(self, number: int) -> list[int]:
-        """All tokens of a hypothesis, by its number among the nodes."""
+        """Return all tokens of a hypothesis, by its number among the nodes."""
         found: list[int] = []
         while number >= 0:
             found.insert(0, self.nodes[number].token)
@@ -59,12 +56,12 @@ class Tree(NamedTuple):
 
 
 class WatchedBeams(Beams):
-    """The hypotheses of one sentence, which remembers all of them."""
+    """The hypotheses of one request, with all that were ever considered."""
 
-    def __init__(self, rules: Rules, config: SearchConfig, source: Bool[Tensor, "1 source"]) -> None:
-        super().__init__(rules, config, source)
+    def __init__(self, requests: Sequence[Request], options: SearchConfig, source: Bool[Tensor, "1 source"]) -> None:
+        super().__init__(requests, options, source)
         self.nodes: list[Node] = []
-        self.numbers = [-1] * config.beams
+        self.numbers = [-1] * options.beams
         """The node of each row."""
 
     def _choose(self, scores: Scores, forced: Forced) -> Chosen:
@@ -72,43 +69,42 @@ class WatchedBeams(Beams):
         return self.best
 
     def grow(self, scores: Scores) -> Int[Tensor, " rows"]:
-        step = int(self.length) - 1
-        scale = (step + 1) ** self.config.length_penalty
+        step, cut = int(self.length) - 1, bool(self.at_limit())
+        scale = (step + 1) ** self.options.length_penalty
         rows = super().grow(scores)
         grew = list(zip(rows.tolist(), self.last()[:, 0].tolist(), strict=True))
-        born: dict[tuple[int, int], int] = {}
+        new: dict[tuple[int, int], int] = {}
         candidates = zip(*(part[0].tolist() for part in self.best), strict=True)
         for rank, (total, log_prob, token, row) in enumerate(candidates):
             if total == -math.inf:
                 continue
-            ended = token == END
             fate: Literal["grew", "ended", "dropped"] = "grew" if (row, token) in grew else "dropped"
-            if ended:
+            if token == END or cut:
                 fate = "ended" if rank < self.width else "dropped"
-            born[row, token] = len(self.nodes)
+            new[row, token] = len(self.nodes)
             score = total / scale if fate == "ended" else None
             self.nodes.append(Node(self.numbers[row], step, token, log_prob, total, fate, score))
-        self.numbers = [born.get(pair, -1) for pair in grew]
+        self.numbers = [new.get(pair, -1) for pair in grew]
         return rows
 
 
 @torch.no_grad()
-def grow_tree(
-    models: Sequence[EncoderDecoder], source: Sequence[int], config: SearchConfig, wish: Wish | None = None
-) -> Tree:
-    """Search by beams, as `find` does, and tell all that was looked at."""
-    wish = wish or Wish()
-    if config.sample or config.groups > 1 or config.coverage_penalty or wish.within:
-        raise InputError("the beams of a plain beam search can be shown, without samples, groups, coverage or within.")
-    device = models[0].classifier.weight.device
-    room = min(model.config.positions.max_length for model in models)
-    ids = torch.tensor([with_end(source, models[0].config.source_end)], device=device)
-    if ids.shape[1] > room:
-        raise InputError(f"a source of {len(source)} tokens is too long: the model reads at most {room} with its end.")
-    rules = Rules([len(source) + 1], config, [wish], room, device)
-    state = WatchedBeams(rules, config, torch.ones_like(ids, dtype=torch.bool))
-    search = PlainSearch(Scorer(models, ids, beams=config.beams, capacity=rules.longest), state)
-    for _ in range(rules.longest):
+def grow_tree(model: Generative, request: Request, options: SearchConfig) -> Tree:
+    """Search with beams, as `search` does, and return all hypotheses that were considered."""
+    given = {
+        "sample": options.sample,
+        "groups": options.groups > 1,
+        "coverage_penalty": options.coverage_penalty > 0,
+        "require": any(request.constraints.require),
+    }
+    for option, is_set in given.items():
+        if is_set:
+            raise InputError(f"The tree of a search with `{option}` cannot be shown. Leave it out.", option=option)
+    check(request, model.config.positions.max_length)
+    inputs = inputs_of([request], model.device)
+    state = WatchedBeams([request], options, source_cells(inputs, 1, model.device))
+    search = EagerSearch(model, inputs, state)
+    for _ in range(state.longest):
         search.advance()
         if bool(search.done().all()):
             break

@@ -1,17 +1,21 @@
-"""Requests to a search, and its results, as ids."""
+"""The requests, answers and updates of a search: token ids only."""
 
 from typing import NamedTuple
 
 from sightline.special import START
 
-__all__ = ["Constraints", "Hypothesis", "Limits", "Request", "StepUpdate"]
+__all__ = ["NO_CONSTRAINTS", "Constraints", "Hypothesis", "Limits", "Request", "StepUpdate"]
 
 
 class Limits(NamedTuple):
-    """Least and most new tokens of an answer. The end counts as one of the most, not of the least."""
+    """Bounds on the number of new tokens of an answer."""
 
     most: int
+    """New tokens, the end included."""
     least: int = 0
+    """New tokens before the end may come."""
+    cut: bool = False
+    """An answer that reaches `most` stops as it is; otherwise its last token is the end."""
 
 
 class Constraints(NamedTuple):
@@ -25,6 +29,9 @@ class Constraints(NamedTuple):
     """The answer contains none of these sequences."""
 
 
+NO_CONSTRAINTS = Constraints()
+
+
 class Request(NamedTuple):
     """One row of work."""
 
@@ -33,12 +40,12 @@ class Request(NamedTuple):
     limits: Limits
     given: list[int] = [START]  # noqa: RUF012
     """The tokens that the decoder reads before it writes, at least one. They are neither scored nor returned."""
-    constraints: Constraints = Constraints()
+    constraints: Constraints = NO_CONSTRAINTS
 
     @property
     def size(self) -> int:
-        """Positions that the request takes in a batch: those of its source; without one, those of the whole text."""
-        return len(self.source) or len(self.given) - 1 + self.limits.most
+        """Positions that the request takes in a batch: its source or, without one, the longest possible text."""
+        return len(self.source) or len(self.given) + self.limits.most
 
 
 class Hypothesis(NamedTuple):
@@ -49,7 +56,7 @@ class Hypothesis(NamedTuple):
     score: float
     """log P(y|x) / |y|^α; see `SearchConfig.length_penalty`."""
     log_probs: list[float]
-    """Of each token; if the answer ended by itself, of the end too."""
+    """Of each token and of the end, unless the answer was cut at its limit."""
 
 
 class StepUpdate(NamedTuple):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from sightline.engine import Engine, Reader
+from sightline.engine import Engine, Translator
 from sightline.errors import InputError, SightlineError
 from sightline.model_folder import ModelFolder
 from sightline.serve.problems import Problem
@@ -64,7 +64,7 @@ class Entry:
     """Sentences to try."""
     about: str | None
     """A comment on the examples."""
-    engine: Engine | Reader | None = None
+    engine: Engine | None = None
     bytes: int = 0
     used: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -73,7 +73,7 @@ class Entry:
 class Models:
     """Models by name."""
 
-    def __init__(self, folders: dict[str, Path], load: Callable[[Path], Engine | Reader], memory: float = 0.0) -> None:
+    def __init__(self, folders: dict[str, Path], load: Callable[[Path], Engine], memory: float = 0.0) -> None:
         """Check the folders. `memory`: budget for loaded models in GiB; 0 is unlimited."""
         self.entries = {name: _entry(name, folder) for name, folder in folders.items()}
         self.default = next(iter(self.entries))
@@ -89,14 +89,14 @@ class Models:
             raise Problem("not-found", f"Unknown model. Available models: {', '.join(self.entries)}.")
         return name, self.entries[name]
 
-    async def engine(self, name: str | None) -> tuple[str, Engine]:
+    async def engine(self, name: str | None) -> tuple[str, Translator]:
         """Return a translator, loaded."""
         name, found = await self.opened(name)
-        if not isinstance(found, Engine):
+        if not isinstance(found, Translator):
             raise Problem("invalid", f"`model` {name} is {found.model.config.architecture} and cannot translate.")
         return name, found
 
-    async def opened(self, name: str | None) -> tuple[str, Engine | Reader]:
+    async def opened(self, name: str | None) -> tuple[str, Engine]:
         """Return a model of any task, loaded."""
         name, entry = self.entry(name)
         entry.used = time.monotonic()
@@ -111,7 +111,7 @@ class Models:
         """Load the default model, before the service starts."""
         entry = self.entries[self.default]
         entry.engine = self._loader.submit(self._load, entry.folder).result()
-        entry.bytes = _bytes(entry.engine)
+        entry.bytes = entry.engine.memory_bytes
 
     async def reload(self) -> None:
         """Reload the loaded models from their folders. The old ones serve until then, and if reloading fails."""
@@ -137,7 +137,7 @@ class Models:
             raise Problem(
                 "unavailable", f"`model` {name} cannot be loaded. See the log of the service.", retry=60
             ) from None
-        entry.engine, entry.bytes = engine, _bytes(engine)
+        entry.engine, entry.bytes = engine, engine.memory_bytes
         about = {"model": name, "seconds": round(time.perf_counter() - began, 1), "MiB": entry.bytes >> 20}
         log.info("model loaded", extra={"about": about})
         self._unload_others(name)
@@ -163,9 +163,3 @@ def _entry(name: str, folder: Path) -> Entry:
     known = found is not None and {found[1], found[2]} <= NAMES.keys()
     languages = (found[1], found[2]) if found and known else None
     return Entry(folder, parameters, architecture, languages, *model.examples())
-
-
-def _bytes(engine: Engine | Reader) -> int:
-    models = engine.models if isinstance(engine, Engine) else [engine.model]
-    own = sum(p.numel() * p.element_size() for model in models for p in model.parameters())
-    return own * (2 if isinstance(engine, Engine) and engine.fast is not None else 1)

@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from sightline import __version__
-from sightline.engine import Engine, Reader
+from sightline.config import SearchConfig
+from sightline.engine import Engine, Segment, Translator
 from sightline.engine import Translation as Found
 from sightline.errors import SightlineError
 from sightline.serve import schemas
 from sightline.serve.models import NAMES
-from sightline.serve.plans import plan
 from sightline.serve.problems import Problem, invalid, responses
 from sightline.serve.service import Service
 from sightline.trace.pack import PIECE, numbers, pack
@@ -77,7 +77,7 @@ async def stream(body: schemas.StreamRequest, request: Request, service: Serving
     """Translate a text and stream the translation. Later events never revise earlier ones."""
     _check(service, [body.text, *body.without], body.beam)
     name, engine = await service.models.engine(body.model)
-    make_plan = partial(plan, engine, [body.text], body.config(), prefix=body.prefix, forbid=body.without)
+    make_plan = partial(engine.plan, [body.text], body.config(), prefix=body.prefix, forbid=body.without)
     events = service.stream(request, name, engine, body.text, make_plan)
     try:  # an error before the first event sets the status
         first = await anext(events)
@@ -129,7 +129,7 @@ async def alternatives(
 
     def work() -> list[Any]:
         _check_tokens(service, engine, [body.text], [body.target])
-        return engine.alternatives(body.text, body.target, body.position, body.count, beam=body.beam)
+        return engine.alternatives(body.text, body.target, body.position, body.count, beams=body.beam)
 
     found = await on_model_thread(service, request, engine, work)
     some = [schemas.Alternative(**one._asdict()) for one in found]
@@ -146,7 +146,7 @@ async def beams(body: schemas.BeamsRequest, request: Request, service: Serving) 
     def work() -> schemas.BeamsAnswer:
         _check_tokens(service, engine, [body.text], [body.prefix])
         options = {"length_penalty": body.length_penalty, "nbest": body.nbest}
-        tree = engine.beams(body.text, beam=max(body.beam, body.nbest), prefix=body.prefix, **options)
+        tree = engine.tree(body.text, beams=max(body.beam, body.nbest), prefix=body.prefix, **options)
         tokenizer, details = engine.tokenizer, schemas.TranslateRequest(text="", details=True)
         tokens = tokenizer.pieces(node.token for node in tree.nodes)
         texts = [tokenizer.decode(tree.ids(number)) for number in range(len(tree.nodes))]
@@ -155,10 +155,14 @@ async def beams(body: schemas.BeamsRequest, request: Request, service: Serving) 
             for node, token, text in zip(tree.nodes, tokens, texts, strict=True)
         ]
         found = [
-            Found(tokenizer.decode(one.ids), one.score, tokenizer.pieces(one.ids), one.log_probs)
+            Found(
+                tokenizer.decode(one.ids),
+                one.score,
+                [Segment([], one.ids, tokenizer.pieces(one.ids), one.log_probs, one.score)],
+            )
             for one in tree.answers
         ]
-        source = tokenizer.source.pieces(engine.asked([body.text]).sources[0])
+        source = tokenizer.source.pieces(tokenizer.source.encode([body.text])[0])
         answers = [_translation(one, details) for one in found]
         return schemas.BeamsAnswer(model=name, source=source, beams=nodes, translations=answers)
 
@@ -169,29 +173,30 @@ async def beams(body: schemas.BeamsRequest, request: Request, service: Serving) 
 async def trace(body: schemas.TraceRequest, request: Request, service: Serving) -> schemas.TraceAnswer:
     """Trace the model and list the recorded tensors. Their values are fetched by the id of the trace."""
     body = cap_beams(body, service)
-    target = body.target
+    target, result = body.target, None
     name, engine = await service.models.opened(body.model)
-    if isinstance(engine, Reader):
+    if not isinstance(engine, Translator):
         if target is not None:
             architecture = engine.model.config.architecture
             detail = f"`target` does not apply to {name}, which is {architecture}. Leave it out."
             raise Problem("invalid", detail)
     elif target is None:
         await on_model_thread(service, request, engine, lambda: _check_tokens(service, engine, [body.text]))
-        (found,), _ = await _translate(body, [body.text], body.model, request, service)
-        target = found.text
+        (result,), _ = await _translate(body, [body.text], body.model, request, service)
+        target = result.text
     targets = [] if target is None else [target]
     _check(service, [body.text, *targets], body.beam)
 
     def work() -> schemas.TraceAnswer:
         _check_tokens(service, engine, [body.text], targets, "target" if body.target else "translation")
-        seen = engine.trace(body.text, *targets)
+        written = result is not None and len(result.segments) == 1  # then the trace has the ids that were written
+        seen = engine.trace(result) if written else engine.trace(body.text, *targets)
         number = service.traces.add(seen, engine)
         return schemas.TraceAnswer(
             id=number,
             model=name,
             target=target,
-            parts=1 if isinstance(engine, Reader) else len(engine.asked([body.text]).sources),
+            parts=len(engine.plan([body.text], SearchConfig()).requests) if isinstance(engine, Translator) else 1,
             config=engine.model.config.model_dump(),
             tokens=seen.tokens,
             ids=seen.ids,
@@ -445,7 +450,7 @@ async def _translate(
     _check(service, [*texts, *forbid, *require, *filter(None, [body.prefix])], options.beams)
     name, engine = await service.models.engine(model)
     more = {"align": fields.get("align", False), "log_probs": fields.get("details", False)}
-    make_plan = partial(plan, engine, texts, options, prefix=body.prefix, forbid=forbid, require=require, **more)
+    make_plan = partial(engine.plan, texts, options, prefix=body.prefix, forbid=forbid, require=require, **more)
     try:
         found = await service.translate(request, name, engine, texts, make_plan)
     except SightlineError as error:
@@ -453,7 +458,7 @@ async def _translate(
     return found, name
 
 
-async def on_model_thread(service: Service, request: Request, engine: Engine | Reader, work: Callable[[], T]) -> T:
+async def on_model_thread(service: Service, request: Request, engine: Engine, work: Callable[[], T]) -> T:
     """Run `work` on the thread of the model."""
     try:
         return await service.call(request, engine, work)
@@ -480,7 +485,7 @@ def _check(service: Service, texts: Sequence[str], beams: int = 1) -> None:
 
 
 def _check_tokens(
-    service: Service, engine: Engine | Reader, sources: Sequence[str], targets: Sequence[str] = (), name: str = "target"
+    service: Service, engine: Engine, sources: Sequence[str], targets: Sequence[str] = (), name: str = "target"
 ) -> None:
     """Limit the length of texts that are computed in one step. `name`: of the targets."""
     most, tokenizer = service.config.max_traced, engine.tokenizer

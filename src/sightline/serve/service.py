@@ -10,10 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 from starlette.requests import Request
 
 from sightline.config import ServeConfig
-from sightline.engine import Engine, Reader, Translation
+from sightline.engine import Engine, Plan, Translation, Translator
 from sightline.serve.models import Models
 from sightline.serve.observe import Metrics
-from sightline.serve.plans import Plan
 from sightline.serve.problems import Problem
 from sightline.serve.worker import TURNS, Event, Job, JobResult, QueueFullError, Worker
 from sightline.trace.trace import Trace
@@ -31,7 +30,7 @@ class StoredTrace(NamedTuple):
     """A trace and its engine."""
 
     trace: Trace
-    engine: Engine | Reader
+    engine: Engine
     bytes: int
     """Approximate size."""
 
@@ -45,7 +44,7 @@ class Traces:
         self._traces: OrderedDict[str, StoredTrace] = OrderedDict()
         self._lock = threading.Lock()
 
-    def add(self, trace: Trace, engine: Engine | Reader) -> str:
+    def add(self, trace: Trace, engine: Engine) -> str:
         """Store a trace and return its id. The oldest traces are dropped if the budget is exceeded."""
         config = engine.model.config
         tokens = sum(map(len, trace.tokens.values()))
@@ -75,9 +74,9 @@ class Service:
         self.traces = Traces(config.trace_memory)
         self.workers: dict[str, Worker] = {}
 
-    def worker(self, engine: Engine | Reader) -> Worker:
+    def worker(self, engine: Engine) -> Worker:
         """Return the worker of the model's device. On a GPU one search runs at a time, because it is short."""
-        device = engine.model.classifier.weight.device
+        device = engine.model.device
         if str(device) not in self.workers:
             worker = Worker(self.config, turns=1 if device.type == "cuda" else TURNS, name=f"model {device}")
             worker.on_batch = self._count_batch
@@ -95,7 +94,12 @@ class Service:
         return all(worker.alive for worker in self.workers.values())
 
     async def translate(
-        self, request: Request, name: str, engine: Engine, texts: Sequence[str], make_plan: Callable[[], Plan]
+        self,
+        request: Request,
+        name: str,
+        engine: Translator,
+        texts: Sequence[str],
+        make_plan: Callable[[], Plan[list[Translation]]],
     ) -> list[Translation]:
         """Run a plan for these texts and return its result."""
         loop = asyncio.get_running_loop()
@@ -107,7 +111,12 @@ class Service:
         return result.translations
 
     async def stream(
-        self, request: Request, name: str, engine: Engine, text: str, make_plan: Callable[[], Plan]
+        self,
+        request: Request,
+        name: str,
+        engine: Translator,
+        text: str,
+        make_plan: Callable[[], Plan[list[Translation]]],
     ) -> AsyncIterator[str | Translation]:
         """Run a plan for one text; yield the translation in chunks, then the whole."""
         loop = asyncio.get_running_loop()
@@ -129,7 +138,7 @@ class Service:
         finally:
             job.cancelled = True
 
-    async def call(self, request: Request, engine: Engine | Reader, work: Callable[[], T]) -> T:
+    async def call(self, request: Request, engine: Engine, work: Callable[[], T]) -> T:
         """Run `work` on the thread of the model and return its result."""
         try:
             future = asyncio.wrap_future(self.worker(engine).call(work))

@@ -18,12 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from sightline.config import ServeConfig
-from sightline.engine import Engine, Translation
+from sightline.engine import Plan, Translation, Translator
 from sightline.errors import SightlineError
-from sightline.search.hypothesis import Hypothesis
-from sightline.serve.plans import Plan, steps
+from sightline.search.types import Hypothesis
 from sightline.serve.problems import Problem
-from sightline.text.stream import Telling
 
 __all__ = ["Event", "Job", "JobResult", "QueueFullError", "Worker"]
 
@@ -57,8 +55,8 @@ Event = str | JobResult | Exception
 class Job:
     """A plan to run, and the callback for its events."""
 
-    engine: Engine
-    make_plan: Callable[[], Plan]
+    engine: Translator
+    make_plan: Callable[[], Plan[list[Translation]]]
     """Tokenises the texts. The worker's thread calls it, as it calls `emit`."""
     emit: Callable[[Event], object]
     streamed: bool = False
@@ -81,11 +79,8 @@ class Job:
             raise Problem("too-large", detail)
         self.answers = [None] * len(self.plan.requests)
         if self.streamed:
-            self._text = Telling(self.engine.tokenizer, self.plan.pieces)
-            self._numbers = [number for number, piece in enumerate(self.plan.pieces) if piece.text]
-            for number, piece in enumerate(self.plan.pieces):
-                if not piece.text:
-                    self._emit(self._text.finish(number))
+            self._text = self.engine.incremental_text(self.plan)
+            self._emit(self._text.flush())
 
     @property
     def next_size(self) -> int:
@@ -105,13 +100,13 @@ class Job:
 
     def add_token(self, number: int, token: int) -> None:
         """Stream a token of the answer to a request."""
-        self._emit(self._text.push(self._numbers[number], token))
+        self._emit(self._text.push(number, token))
 
     def set_answers(self, number: int, best: list[Hypothesis]) -> None:
         """Set the answers to a request; after the last, emit the result."""
         self.answers[number] = best
         if self.streamed:
-            self._emit(self._text.finish(self._numbers[number]))
+            self._emit(self._text.finish(number))
         if None not in self.answers:
             self.finish()
 
@@ -132,12 +127,12 @@ class Batch:
     def __init__(self, members: list[tuple[Job, int]]) -> None:
         self.members, self.cancelled, self.missing = members, set[int](), len(members)
         job = members[0][0]
-        self.steps = steps(
-            job.engine,
+        self.steps = job.engine.steps(
             [job.plan.requests[number] for job, number in members],
             job.plan.options,
             streamed=[i for i, (job, _) in enumerate(members) if job.streamed],
             cancelled=self.cancelled,
+            eager=True,
             log_probs=job.plan.log_probs,
         )
 

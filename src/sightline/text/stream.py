@@ -12,7 +12,7 @@ from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.split import Piece, gap
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["Telling", "TextStream"]
+__all__ = ["IncrementalText", "TextStream"]
 
 BROKEN = "\ufffd"
 HELD = 3
@@ -95,37 +95,43 @@ class TextStream:
             self._ids.pop()
 
 
-class Telling:
-    """The answers to the pieces of one text, told as one text, whichever of them grows first."""
+class IncrementalText:
+    """The answers to the segments of one text, as one text that grows, whichever segment grows first."""
 
-    def __init__(self, tokenizer: Tokenizer, pieces: Sequence[Piece]) -> None:
+    def __init__(self, tokenizer: Tokenizer, pieces: Sequence[Piece], before: Sequence[int] = ()) -> None:
+        """`pieces`: the segments of the text, and the blank parts between them. `before`: ids that the answer
+        continues."""
         self._pieces, self._stream = pieces, TextStream(tokenizer)
+        for id in before:  # noqa: A001
+            self._stream.push(id)
+        self._numbers = [number for number, piece in enumerate(pieces) if piece.text]
         self._waiting: list[list[int]] = [[] for _ in pieces]
-        self._ended = [False] * len(pieces)
-        self._at, self._said = 0, ""
+        self._ended = [not piece.text for piece in pieces]
+        self._at, self._written = 0, ""
 
-    def push(self, number: int, id: int) -> str:  # noqa: A002
-        """The text that comes for sure with this token of the answer to this piece; often ""."""
-        self._waiting[number].append(id)
-        return self._tell()
+    def push(self, segment: int, id: int) -> str:  # noqa: A002
+        """Return the text that this token of the answer to a segment makes certain; often ""."""
+        self._waiting[self._numbers[segment]].append(id)
+        return self.flush()
 
-    def finish(self, number: int) -> str:
-        """The same, when this answer has come to its end. Of a piece without text, it has from the start."""
-        self._ended[number] = True
-        return self._tell()
+    def finish(self, segment: int) -> str:
+        """Return the text that the end of the answer to a segment makes certain."""
+        self._ended[self._numbers[segment]] = True
+        return self.flush()
 
-    def _tell(self) -> str:
-        told = ""
+    def flush(self) -> str:
+        """Return the text that is certain and was not returned before."""
+        text = ""
         while self._at < len(self._pieces):
             piece = self._pieces[self._at]
-            said = "".join(map(self._stream.push, self._waiting[self._at]))
+            new = "".join(map(self._stream.push, self._waiting[self._at]))
             self._waiting[self._at] = []
             if self._ended[self._at] and piece.text:
-                said += self._stream.finish()
-            told, self._said = told + said, self._said + said
+                new += self._stream.finish()
+            text, self._written = text + new, self._written + new
             if not self._ended[self._at]:
                 break
             self._at += 1
-            told += gap(piece, self._said) if self._at < len(self._pieces) else piece.gap
-            self._said = ""
-        return told
+            text += gap(piece, self._written) if self._at < len(self._pieces) else piece.gap
+            self._written = ""
+        return text

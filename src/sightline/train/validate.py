@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from sightline.config import SearchConfig
 from sightline.data.feed import Feed, Place
 from sightline.data.store import Store
+from sightline.engine.translator import translation_request
 from sightline.model.transformer import EncoderDecoder, Model
-from sightline.search.find import find
-from sightline.search.recorded import forget
+from sightline.search.driver import search
+from sightline.search.recorded import release
 from sightline.text.tokenizer import Tokenizer
 from sightline.train.step import Objective
 
@@ -75,8 +76,11 @@ class Validation:
                     return ValidationResult(loss, {}, [])
                 # Sources longer than the model can read are cut.
                 limit = model.config.positions.max_length - 1
-                found = find(model, [ids[:limit] for ids in self.sources], SearchConfig(beams=self.beams))
-                forget(model)  # training needs the memory
+                options = SearchConfig(beams=self.beams)
+                found = search(
+                    model, [translation_request(ids[:limit], options, model.config) for ids in self.sources], options
+                )
+                release(model)  # training needs the memory
         finally:
             model.train(training)
         texts = [self.tokenizer.decode(best.ids) for (best, *_) in found]

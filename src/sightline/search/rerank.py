@@ -1,7 +1,8 @@
-"""Minimum Bayes risk (Eikema and Aziz, 2020, arXiv:2005.10283): of many samples, the one that is most like the others.
+"""Minimum Bayes risk (Eikema and Aziz, 2020, arXiv:2005.10283): of many samples, choose the one that is most similar to
+the others.
 
-What a model finds likeliest may be unlike anything else that it would say. The expected utility of an answer is its
-likeness to what else is drawn; here that is chrF (Popović, 2015): the F-score of character n-grams up to six, where
+The likeliest answer of a model may be unlike all others that it gives. The expected utility of an answer is its mean
+similarity to the other samples; here that is chrF (Popović, 2015): the F-score of character n-grams up to six, where
 recall counts twice as much as precision and white space does not count, as sacreBLEU computes it for a sentence.
 """
 
@@ -16,19 +17,19 @@ __all__ = ["chrf", "expected_chrf"]
 ORDER = 6
 BETA = 2
 BLOCK = 4096
-"""N-grams that are counted at a time, which bounds the memory."""
+"""Different n-grams counted together, which bounds the memory."""
 
 
 def expected_chrf(texts: Sequence[str], weights: Sequence[int] | None = None) -> Float[ndarray, " texts"]:
-    """The mean chrF of each text against all other samples as references. `weights`: how often each text was drawn; a
-    text that was drawn twice is one of its own references."""
+    """Return the mean chrF of each text, with all other samples as references. `weights`: how often each text was
+    drawn; a text that was drawn twice is one of its own references."""
     times = np.ones(len(texts)) if weights is None else np.array(weights, np.float64)
     scores = chrf(texts)
     return (scores @ times - scores.diagonal()) / max(times.sum() - 1, 1)
 
 
 def chrf(texts: Sequence[str]) -> Float[ndarray, "texts texts"]:
-    """chrF, from 0 to 100, of each text (row) with each text as its reference (column)."""
+    """Return chrF, from 0 to 100, of each text (row) with each text as its reference (column)."""
     letters = [np.array([ord(letter) for letter in "".join(text.split())], np.int64) for text in texts]
     lengths = np.array([len(each) for each in letters], np.int64)
     shape = len(texts), len(texts)
@@ -51,14 +52,14 @@ def chrf(texts: Sequence[str]) -> Float[ndarray, "texts texts"]:
 
 
 def _matches(text: Int[ndarray, " n"], gram: Int[ndarray, " n"], texts: int) -> Float[ndarray, "texts texts"]:
-    """How many n-grams two texts have in common, each as often as both have it: the second "a" of a text matches the
-    second of another."""
+    """Return the number of n-grams that two texts share. A repeated n-gram counts as often as both texts have it: the
+    second "a" of a text matches the second "a" of another."""
     order = np.lexsort((gram, text))
     text, gram = text[order], gram[order]
     new = np.ones(len(text), bool)
     new[1:] = (text[1:] != text[:-1]) | (gram[1:] != gram[:-1])
-    place = np.arange(len(text))
-    which = _numbered(gram, place - np.maximum.accumulate(np.where(new, place, 0)))
+    position = np.arange(len(text))
+    which = _numbered(gram, position - np.maximum.accumulate(np.where(new, position, 0)))
     found = np.zeros((texts, texts), np.float32)
     for first in range(0, which.max(initial=-1) + 1, BLOCK):
         here = (which >= first) & (which < first + BLOCK)
@@ -69,5 +70,5 @@ def _matches(text: Int[ndarray, " n"], gram: Int[ndarray, " n"], texts: int) -> 
 
 
 def _numbered(a: Int[ndarray, " n"], b: Int[ndarray, " n"]) -> Int[ndarray, " n"]:
-    """A number for each different pair."""
+    """Return a number for each different pair."""
     return np.unique(a * (b.max(initial=0) + 1) + b, return_inverse=True)[1]

@@ -1,0 +1,181 @@
+"""The engine: a model with its vocabulary. Raw text in, raw text out, and every number in between."""
+
+import contextlib
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from sightline.backends.base import Backend
+from sightline.backends.torch import TorchBackend
+from sightline.config import SearchConfig
+from sightline.engine.results import Plan
+from sightline.errors import InputError
+from sightline.model.protocol import Inputs
+from sightline.search.align import Words
+from sightline.search.recorded import release
+from sightline.search.types import Hypothesis, Request, StepUpdate
+from sightline.text.stream import IncrementalText
+from sightline.text.tokenizer import Span, Tokenizer
+from sightline.text.words import words_of
+from sightline.trace.trace import Trace
+from sightline.trace.watch import tracing
+from sightline.trace.what_if import what_if
+
+__all__ = ["Encodings", "Engine"]
+
+R = TypeVar("R")
+
+
+class ThreadState(threading.local):
+    """Whether this thread is inside a what-if, which only the models in this process follow."""
+
+    changed = False
+
+
+class Engine:
+    """What all engines share. An engine is safe to use from several threads."""
+
+    def __init__(
+        self,
+        models: Any,
+        tokenizer: Tokenizer,
+        *,
+        backends: Sequence[Backend] = (),
+        batch_tokens: int | None = None,
+    ) -> None:
+        """`models`: one, or several of one vocabulary that vote. `backends`: those to prefer to torch for searches
+        that they can do."""
+        self.models = [model.eval() for model in (models if isinstance(models, Sequence) else [models])]
+        self.tokenizer = tokenizer
+        self.torch = TorchBackend(self.models, batch_tokens)
+        self.backends: list[Backend] = [*backends, self.torch]
+        self.max_positions = min(model.config.positions.max_length for model in self.models)
+        self._thread = ThreadState()
+
+    @property
+    def model(self) -> Any:
+        """The model; of several, the first."""
+        return self.models[0]
+
+    @property
+    def device(self) -> str:
+        return self.torch.device
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that the weights take, in all backends."""
+        return sum(backend.memory_bytes for backend in self.backends)
+
+    def run(self, plan: Plan[R]) -> R:
+        """Search for the answers of a plan and return its results."""
+        found: list[list[Hypothesis]] = [[] for _ in plan.requests]
+        for update in self.steps(plan.requests, plan.options, log_probs=plan.log_probs):
+            for i, best in update.answers.items():
+                found[i] = best
+        return plan.assemble(found)
+
+    def steps(
+        self,
+        requests: Sequence[Request],
+        options: SearchConfig,
+        *,
+        streamed: Collection[int] = (),
+        cancelled: Collection[int] = (),
+        eager: bool = False,
+        log_probs: bool = True,
+    ) -> Iterator[StepUpdate]:
+        """Search step by step with the first backend that can (`Backend.steps`). Only torch can stream."""
+        if streamed and len(self.models) > 1:
+            raise InputError("Several models that vote cannot be streamed. Load one of them.")
+        backend = self.torch if streamed else self.backend_for(requests, options)
+        return backend.steps(
+            requests, options, streamed=streamed, cancelled=cancelled, eager=eager, log_probs=log_probs
+        )
+
+    def backend_for(self, requests: Sequence[Request], options: SearchConfig) -> Backend:
+        """Return the backend that does a search."""
+        if self._thread.changed:
+            return self.torch
+        return next(backend for backend in self.backends if backend.reason_not(requests, options) is None)
+
+    def trace(self, source: Any, /) -> Trace:
+        """Trace the model on a text, on ids, or on a result: then exactly on the ids that were written."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def what_if(self, **changes: Any) -> Iterator[None]:
+        """Change the models inside the block, as `sightline.what_if`, for this thread."""
+        with contextlib.ExitStack() as stack:
+            for model in self.models:
+                stack.enter_context(what_if(model, **changes))
+            stack.callback(setattr, self._thread, "changed", self._thread.changed)
+            self._thread.changed = True
+            yield
+
+    def close(self) -> None:
+        """Free the memory of recorded graphs, and of other backends."""
+        for model in self.models:
+            release(model)
+        self.backends = [self.torch]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _stream(self, plan: Plan[Any], text: IncrementalText) -> Iterator[str]:
+        """Yield the text of a plan piece by piece, as soon as it is certain."""
+        yield from filter(None, [text.flush()])
+        for tokens, answers in self.steps(plan.requests, plan.options, streamed=range(len(plan.requests))):
+            for i, token in tokens.items():
+                yield from filter(None, [text.push(i, token)])
+            for i in answers:
+                yield from filter(None, [text.finish(i)])
+
+    def _trace(self, **ids: list[int] | None) -> Trace:
+        """Trace one pass over these ids: those of the source and of the target."""
+        sides = {side: own for side, own in ids.items() if own is not None}
+        if max(map(len, sides.values())) > self.max_positions:
+            raise InputError(
+                f"`text` has {max(map(len, sides.values()))} tokens, and the model has {self.max_positions} positions.",
+                option="text",
+            )
+        tensors: dict[str, Tensor] = {
+            side: torch.tensor([own], device=self.model.device) for side, own in sides.items()
+        }
+        with torch.no_grad(), tracing(self.model) as trace:
+            self.model.classifier(self.model.hidden(Inputs(**tensors)))
+        tokenizers = {"source": self.tokenizer.source, "target": self.tokenizer}
+        trace.ids, trace.tokens = sides, {side: tokenizers[side].pieces(own) for side, own in sides.items()}
+        return trace.sentence(0)
+
+
+class Encodings:
+    """The ids of texts. Each distinct text is encoded once."""
+
+    def __init__(self, tokenizer: Tokenizer, *, spans: bool = False) -> None:
+        """`spans`: keep the spans of the tokens too, which takes longer."""
+        self.tokenizer, self.with_spans = tokenizer, spans
+        self.ids: dict[str, list[int]] = {}
+        self.spans: dict[str, list[Span]] = {}
+
+    def __call__(self, texts: Sequence[str]) -> list[list[int]]:
+        new = list(dict.fromkeys(text for text in texts if text not in self.ids))
+        if new and self.with_spans:
+            for text, (ids, spans) in zip(new, self.tokenizer.encode_with_spans(new), strict=True):
+                self.ids[text], self.spans[text] = ids, spans
+        elif new:
+            self.ids |= zip(new, self.tokenizer.encode(new), strict=True)
+        return [self.ids[text] for text in texts]
+
+    def words(self, text: str, part: str, start: int) -> Words:
+        """Return a part of a text as tokens with the number of their words in the whole text."""
+        (ids,) = self([part])
+        return Words(ids, words_of(text, self.spans[part], start))
+
+    def lengths(self, texts: Sequence[str]) -> list[int]:
+        return [len(ids) for ids in self(texts)]

@@ -1,0 +1,172 @@
+"""Loading an engine by the task of its model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch import nn
+
+from sightline.backends.base import Backend
+from sightline.backends.ctranslate2 import CTranslate2Backend
+from sightline.backends.ctranslate2_format import converted_folder
+from sightline.engine.base import Engine
+from sightline.engine.reader import Reader
+from sightline.engine.translator import Translator
+from sightline.engine.writer import Writer
+from sightline.errors import InputError, SightlineError
+from sightline.model.kernels.compiled import column_major_weights
+from sightline.model_folder import SHORTLIST, ModelFolder
+from sightline.search.align import Heads
+from sightline.search.driver import BATCH_TOKENS
+from sightline.text.tokenizer import Tokenizer
+
+__all__ = ["LoadOptions", "load", "load_translator"]
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded."""
+
+    device: str = "auto"
+    """cpu, cuda, cuda:1, mps; auto: a GPU if there is one."""
+    backend: Literal["auto", "torch", "ctranslate2"] = "auto"
+    """What computes searches. auto: on a CPU, CTranslate2 if it is installed and gives the same answers; else torch."""
+    precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
+    """auto: float32, in which both backends give the same answers, whatever the neighbours of a sentence. bfloat16 (on
+    a GPU) and int8 (with CTranslate2; other work is then in float32) are faster and round, so some answers differ."""
+    shortlist: bool = False
+    """Search among the tokens of the shortlist that is stored with the model: faster, but other tokens are not found.
+    Answers with a prefix or forbidden words may have any token."""
+    threads: int | None = None
+    """Of CTranslate2; by default as many as torch has."""
+    batch_tokens: int | None = None
+    """Positions of a batch, those of a source counted once for each beam; by default by the free memory of a GPU."""
+
+
+CHOICES = {
+    "backend": ("auto", "torch", "ctranslate2"),
+    "precision": ("auto", "float32", "bfloat16", "int8"),
+}
+
+
+def load(path: str | Path | Sequence[str | Path], options: LoadOptions | None = None, **more: Any) -> Engine:
+    """Load a model by its folder or by the name of a bundled one: a Translator, Writer or Reader, by its task. Several
+    translators of one vocabulary vote. `more`: the options of `LoadOptions` one by one."""
+    options = replace(options or LoadOptions(), **more)
+    for name, known in CHOICES.items():
+        if getattr(options, name) not in known:
+            value = getattr(options, name)
+            raise InputError(f"`{name}` must be one of {', '.join(known)}, got {value!r}.", option=name, value=value)
+    folders = [ModelFolder(each) for each in ([path] if isinstance(path, str | Path) else path)]
+    if not folders:
+        raise InputError("`path` names no model.", option="path", value=path)
+    device = _device(options.device)
+    tokenizers = [folder.load_tokenizer() for folder in folders]
+    _check_ensemble(folders, tokenizers)
+    models: list[nn.Module] = [folder.load_model(device) for folder in folders]
+    if options.precision == "bfloat16":
+        if not device.startswith("cuda"):
+            raise InputError(
+                f'`precision` = "bfloat16" needs a GPU, and the device is {device}.',
+                option="precision",
+                value="bfloat16",
+            )
+        models = [model.to(torch.bfloat16) for model in models]
+    if device == "cpu":
+        for model in models:
+            column_major_weights(model)
+    task, tokenizer = folders[0].task, tokenizers[0]
+    if task == "translate":
+        lengths = [folder.trained_source_length for folder in folders]
+        return Translator(
+            models,
+            tokenizer,
+            trained_source_length=min((length for length in lengths if length), default=None),
+            heads=_heads(folders[0]),
+            backends=_backends(folders, models, tokenizer, device, options),
+            batch_tokens=options.batch_tokens,
+        )
+    engine: type[Writer | Reader] = Writer if task == "write" else Reader
+    return engine(models, tokenizer, batch_tokens=options.batch_tokens)
+
+
+def load_translator(
+    path: str | Path | Sequence[str | Path], options: LoadOptions | None = None, **more: Any
+) -> Translator:
+    """Load a translator, as `load`; raise an InputError if the model has another task."""
+    for each in [path] if isinstance(path, str | Path) else path:
+        folder = ModelFolder(each)
+        if folder.task != "translate":
+            raise InputError(f"{folder.path}: this model does not translate. Its task is {folder.task}.", value=each)
+    engine = load(path, options, **more)
+    assert isinstance(engine, Translator)  # noqa: S101
+    return engine
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:  # torch raises these for a kind that it was built without
+        reason = str(error).splitlines()[0]
+        raise InputError(f"`device` {name} cannot be used here: {reason}", option="device", value=name) from None
+    return name
+
+
+def _check_ensemble(folders: Sequence[ModelFolder], tokenizers: Sequence[Tokenizer]) -> None:
+    for folder, tokenizer in zip(folders[1:], tokenizers[1:], strict=True):
+        if folder.task != "translate" or folders[0].task != "translate":
+            raise InputError(f"{folder.path}: only translators can vote. Load one model.", value=folder.path)
+        if tokenizer.files != tokenizers[0].files or folder.config.source_end != folders[0].config.source_end:
+            raise InputError(
+                f"{folder.path} and {folders[0].path} cannot vote: their vocabularies differ.", value=folder.path
+            )
+
+
+def _backends(
+    folders: Sequence[ModelFolder],
+    models: Sequence[Any],
+    tokenizer: Tokenizer,
+    device: str,
+    options: LoadOptions,
+) -> list[Backend]:
+    """Return the backends to prefer to torch."""
+    only_there = "precision" if options.precision == "int8" else "shortlist" if options.shortlist else None
+    if only_there and options.backend == "torch":
+        _refuse(options, only_there, "the backend ctranslate2")
+    if options.precision == "bfloat16" and (options.backend == "ctranslate2" or options.shortlist):
+        _refuse(options, "precision", "the backend torch and no shortlist")
+    if len(folders) > 1 and (only_there or options.backend == "ctranslate2"):
+        _refuse(options, only_there or "backend", "one model")
+    required = options.backend == "ctranslate2" or only_there is not None
+    if options.backend == "torch" or (not required and (device != "cpu" or len(folders) > 1)):
+        return []
+    kind: Literal["float32", "int8"] = "int8" if options.precision == "int8" else "float32"
+    try:
+        return [
+            CTranslate2Backend(
+                converted_folder(folders[0], models[0], tokenizer, kind),
+                kind,
+                threads=torch.get_num_threads() if options.threads is None else options.threads,
+                shortlist=folders[0].file(SHORTLIST) if options.shortlist else None,
+                batch_tokens=options.batch_tokens or BATCH_TOKENS,
+            )
+        ]
+    except SightlineError:  # it is not installed, cannot do this model, or cannot write its files
+        if required:
+            raise
+        return []
+
+
+def _refuse(options: LoadOptions, option: str, needed: str) -> NoReturn:
+    value = getattr(options, option)
+    raise InputError(f"`{option}` = {value!r} needs {needed}.", option=option, value=value)
+
+
+def _heads(folder: ModelFolder) -> Heads | None:
+    """Return the heads that were chosen for alignments, if any."""
+    chosen = folder.alignment_heads()
+    return None if chosen is None else Heads(*chosen)

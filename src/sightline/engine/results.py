@@ -1,0 +1,121 @@
+"""The results of an engine, and the plan of a call."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+from sightline.config import SearchConfig
+from sightline.search.align import Alignment
+from sightline.search.types import Hypothesis, Request
+from sightline.text.split import Piece
+
+__all__ = ["Alternative", "Completion", "Plan", "Result", "Scored", "Segment", "Translation"]
+
+R_co = TypeVar("R_co", covariant=True)
+SHOWN = 60
+"""Characters of a text that a repr shows."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a text that the model read and answered in one pass: mostly a sentence."""
+
+    source_ids: list[int]
+    """The ids that the model read: of a source with its end, or of a prompt with its start."""
+    ids: list[int]
+    """The ids that it wrote, without the end."""
+    tokens: list[str]
+    """The same as sub-words."""
+    log_probs: list[float]
+    """Of each token and of the end, unless the answer was cut; empty if they were not requested."""
+    score: float
+    """log P(y|x) / |y|^α; see `SearchConfig.length_penalty`."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """An answer to one text."""
+
+    text: str
+    score: float
+    """The mean score of the segments."""
+    segments: list[Segment]
+
+    @property
+    def ids(self) -> list[int]:
+        return [id for segment in self.segments for id in segment.ids]  # noqa: A001
+
+    @property
+    def tokens(self) -> list[str]:
+        return [token for segment in self.segments for token in segment.tokens]
+
+    @property
+    def log_probs(self) -> list[float]:
+        return [log_prob for segment in self.segments for log_prob in segment.log_probs]
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= SHOWN else f"{self.text[:SHOWN]}…"
+        parts = f", {len(self.segments)} segments" if len(self.segments) > 1 else ""
+        return f"{type(self).__name__}({text!r}, score={self.score:.3f}, {len(self.ids)} tokens{parts}{self._more()})"
+
+    def _more(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True, repr=False)
+class Translation(Result):
+    """A translation of one text."""
+
+    alternatives: tuple["Translation", ...] = ()
+    """With `nbest`: the next best translations."""
+    alignment: Alignment | None = None
+    """With `align`: pairs of a source word and a word of this text. Words are separated by white space and counted
+    from 0."""
+
+    def _more(self) -> str:
+        return f", {len(self.alternatives)} alternatives" if self.alternatives else ""
+
+
+@dataclass(frozen=True, repr=False)
+class Completion(Result):
+    """A continuation of one text."""
+
+    finish_reason: Literal["stop", "length"] = "stop"
+    """stop: the model wrote the end; length: the continuation reached `max_tokens`."""
+
+    def _more(self) -> str:
+        return f", finish_reason={self.finish_reason!r}"
+
+
+class Scored(NamedTuple):
+    """The probability of a given answer."""
+
+    log_prob: float
+    tokens: list[str]
+    log_probs: list[float]
+    """Of each token and of the end."""
+
+
+class Alternative(NamedTuple):
+    """A token that could come at a position of a translation."""
+
+    token: str
+    """As the vocabulary writes it; the end is one too."""
+    log_prob: float
+    """Of the token alone, after the tokens before it."""
+    text: str
+    """The whole translation with this token."""
+
+
+@dataclass(frozen=True)
+class Plan(Generic[R_co]):
+    """A call made ready: the requests to search for, and the way from their answers to results."""
+
+    requests: Sequence[Request]
+    options: SearchConfig
+    assemble: Callable[[Sequence[list[Hypothesis]]], R_co]
+    """Takes the answers to the requests, in order."""
+    pieces: Sequence[Piece] = ()
+    """Of a single text: its parts. Those with text have a request each; the others stand between them."""
+    log_probs: bool = True
+    """Whether the results need log-probabilities."""

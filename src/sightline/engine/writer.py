@@ -1,0 +1,107 @@
+"""The writer: a language model that continues a text (GPT)."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from sightline.config import SearchConfig
+from sightline.engine.base import Encodings, Engine
+from sightline.engine.results import Completion, Plan, Segment
+from sightline.errors import InputError
+from sightline.search.types import Constraints, Hypothesis, Limits, Request
+from sightline.special import START
+from sightline.text.split import Piece
+from sightline.text.stream import IncrementalText
+from sightline.trace.trace import Trace
+
+__all__ = ["Writer"]
+
+
+class Writer(Engine):
+    """A trained language model."""
+
+    def complete(
+        self,
+        text: str,
+        n: int = 1,
+        *,
+        max_tokens: int = 64,
+        beams: int | None = None,
+        sample: bool | None = None,
+        forbid: Sequence[str] = (),
+        require: Sequence[str] = (),
+        **options: Any,
+    ) -> list[Completion]:
+        """Return `n` continuations of a text, best first, each of at most `max_tokens` tokens.
+
+        By default they are samples; `beams` (1 is greedy search) or `sample=False` searches for the likeliest instead.
+        `forbid` and `require`: words that a continuation must not or must contain. Other options are those of
+        `SearchConfig`.
+        """
+        search = writing_options(n, beams, sample, options)
+        plan = self.plan([text], search, max_tokens=max_tokens, forbid=forbid, require=require)
+        return self.run(plan)[0]
+
+    def stream(self, text: str, *, max_tokens: int = 64, forbid: Sequence[str] = (), **options: Any) -> Iterator[str]:
+        """Yield a continuation piece by piece: a sample, or with `sample=False` greedy search."""
+        search = writing_options(1, options.pop("beams", None), options.pop("sample", None), options)
+        plan = self.plan([text], search, max_tokens=max_tokens, forbid=forbid)
+        yield from self._stream(plan, self.incremental_text(plan))
+
+    def plan(
+        self,
+        texts: Sequence[str],
+        options: SearchConfig,
+        *,
+        max_tokens: int = 64,
+        forbid: Sequence[str] = (),
+        require: Sequence[str] = (),
+        log_probs: bool = True,
+    ) -> Plan[list[list[Completion]]]:
+        """Make the continuation of texts ready."""
+        if max_tokens < 1:
+            raise InputError(
+                f"`max_tokens` must be at least 1, got {max_tokens}.", option="max_tokens", value=max_tokens
+            )
+        encode = Encodings(self.tokenizer)
+        constraints = Constraints([], *([ids for ids in encode(words) if ids] for words in (require, forbid)))
+        requests = []
+        for ids in encode(texts):
+            given = [START, *ids]
+            room = self.max_positions - len(given) + 1
+            if room < 1:
+                raise InputError(
+                    f"`text` has {len(ids)} tokens, and the model has {self.max_positions} positions. Shorten it.",
+                    option="text",
+                    value=len(ids),
+                )
+            requests.append(Request([], Limits(min(max_tokens, room), cut=True), given, constraints))
+
+        def assemble(answers: Sequence[list[Hypothesis]]) -> list[list[Completion]]:
+            both = zip(requests, answers, strict=True)
+            return [[self._completion(request, one) for one in found] for request, found in both]
+
+        return Plan(requests, options, assemble, [Piece(text, "") for text in texts], log_probs)
+
+    def incremental_text(self, plan: Plan[Any]) -> IncrementalText:
+        """Return the text of a plan for one text, to be built token by token."""
+        return IncrementalText(self.tokenizer, plan.pieces, before=plan.requests[0].given)
+
+    def trace(self, text: str | list[int] | Completion, /) -> Trace:
+        """Trace the model on a text, on ids (with the start) as they are, or on a continuation with its text."""
+        if isinstance(text, Completion):
+            (segment,) = text.segments
+            return self._trace(target=[*segment.source_ids, *segment.ids])
+        return self._trace(target=[START, *self.tokenizer.encode([text])[0]] if isinstance(text, str) else text)
+
+    def _completion(self, request: Request, found: Hypothesis) -> Completion:
+        segment = Segment(request.given, found.ids, self.tokenizer.pieces(found.ids), found.log_probs, found.score)
+        before, whole = self.tokenizer.decode(request.given), self.tokenizer.decode([*request.given, *found.ids])
+        text = whole[len(before) :] if whole.startswith(before) else self.tokenizer.decode(found.ids)
+        reason: Literal["stop", "length"] = "length" if len(found.ids) == request.limits.most else "stop"
+        return Completion(text, found.score, [segment], finish_reason=reason)
+
+
+def writing_options(n: int, beams: int | None, sample: bool | None, options: dict[str, Any]) -> SearchConfig:
+    """Return the options of a search for `n` continuations: samples, unless beams are given."""
+    sample = beams is None if sample is None else sample
+    return SearchConfig(beams=max(beams or 1, n), nbest=n, sample=sample, **options)

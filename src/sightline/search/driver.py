@@ -1,0 +1,283 @@
+"""Search for any number of requests, with the same result for each whatever its neighbours are.
+
+Requests of similar size are searched together, in batches of a number of tokens; those that are done leave. The scores
+that a model gives a sentence differ in the last digits with the shape of its batch (sums are added in another order),
+which may decide between two hypotheses that are equally good. In float32, a request with such a near tie is searched
+again alone, and that answer counts. So batches make a search faster and change nothing.
+"""
+
+import contextlib
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from sightline.config import SearchConfig
+from sightline.errors import ConfigError, InputError
+from sightline.model.protocol import Generative, Inputs
+from sightline.search.beam import Beams, HypothesisState
+from sightline.search.constrained import ConstrainedBeams, least_tokens
+from sightline.search.recorded import LEAVE, RecordedSearch, graph_pool, release
+from sightline.search.sampling import Samples
+from sightline.search.scoring import Scorer
+from sightline.search.types import Hypothesis, Request, StepUpdate
+from sightline.special import PAD
+
+__all__ = ["BATCH_TOKENS", "TIE", "EagerSearch", "inputs_of", "search", "steps"]
+
+TIE = 2e-4
+"""Hypotheses whose log-probabilities differ by less count as equally good. In float32 the log-probability of one
+hypothesis differs by about 1e-5 between batches (docs/decisions/0011)."""
+BATCH_TOKENS = 8192
+"""Positions of a batch, those of a source counted once for each beam."""
+
+
+def search(
+    model: Generative, requests: Sequence[Request], options: SearchConfig, *, batch_tokens: int = BATCH_TOKENS
+) -> list[list[Hypothesis]]:
+    """Return the best answers to every request, best first, in the order of the requests."""
+    found: list[list[Hypothesis]] = [[] for _ in requests]
+    for _, answers in steps(model, requests, options, batch_tokens=batch_tokens):
+        for i, best in answers.items():
+            found[i] = best
+    return found
+
+
+def steps(
+    model: Generative,
+    requests: Sequence[Request],
+    options: SearchConfig,
+    *,
+    batch_tokens: int = BATCH_TOKENS,
+    streamed: Collection[int] = (),
+    cancelled: Collection[int] = (),
+    eager: bool = False,
+) -> Iterator[StepUpdate]:
+    """Search step by step; the caller may do other work between two steps.
+
+    `streamed`: the requests, by number, whose tokens are reported as they are found. `cancelled`: those whose answers
+    are no longer needed; the caller may add more. `eager`: report each answer as soon as it is found, instead of when
+    the batch becomes smaller, which is faster.
+    """
+    if streamed and options.beams > 1:
+        raise ConfigError(f"Streaming needs `beams` = 1, got {options.beams}.", option="beams", value=options.beams)
+    for request in requests:
+        check(request, model.config.positions.max_length)
+    run = Run(model, requests, options, frozenset(streamed), cancelled, eager or bool(streamed))
+    waiting = deque(batches(requests, batch_tokens // options.beams, model.config.positions.max_length))
+    while waiting:
+        batch = waiting.popleft()
+        try:
+            yield from run.batch(batch)
+        except torch.OutOfMemoryError:
+            left = [i for i in batch if i not in run.answered]
+            if len(left) <= 1:
+                raise
+            release(model)
+            waiting.extendleft([left[len(left) // 2 :], left[: len(left) // 2]])
+    for i in run.near_ties:
+        if i not in cancelled:
+            yield from run.batch([i])
+
+
+def batches(requests: Sequence[Request], budget: int, max_positions: int) -> Iterator[list[int]]:
+    """Yield the numbers of the requests to search together, the largest first. Requests with `require` are alone."""
+    alone = [any(request.constraints.require) for request in requests]
+    yield from ([i] for i in range(len(requests)) if alone[i])
+    order = sorted((i for i in range(len(requests)) if not alone[i]), key=lambda i: -requests[i].size)
+    while order:
+        count = max(1, budget // requests[order[0]].size)
+        batch: list[int] = []
+        given = most = 0
+        for i in order[:count]:  # every row reads and writes as many positions as the longest
+            given, most = max(given, len(requests[i].given)), max(most, requests[i].limits.most)
+            if batch and given - 1 + most > max_positions:
+                break
+            batch.append(i)
+        yield batch
+        order = order[len(batch) :]
+
+
+def check(request: Request, max_positions: int) -> None:
+    """Raise an InputError if a model with this many positions cannot answer a request."""
+    (source, limits, given, constraints), needed = request, least_tokens(request.constraints)
+    if len(source) > max_positions:
+        raise InputError(
+            f"`source` has {len(source)} tokens with its end, and the model reads at most {max_positions}. Shorten it.",
+            option="source",
+            value=len(source),
+        )
+    if needed > limits.most - (not limits.cut):
+        what = "require" if any(constraints.require) else "prefix"
+        raise InputError(
+            f"`{what}` needs {needed} tokens, and the answer has at most {limits.most} with its end.",
+            option=what,
+            value=needed,
+        )
+    if len(given) - 1 + limits.most > max_positions:
+        raise InputError(
+            f"`max_tokens` = {limits.most} after {len(given)} given tokens exceeds {max_positions} positions.",
+            option="max_tokens",
+            value=limits.most,
+        )
+
+
+def inputs_of(requests: Sequence[Request], device: torch.device) -> Inputs:
+    """Return what a model reads before the first step: the sources, and all that is given but the last token."""
+    source, source_layout = padded([request.source for request in requests], device)
+    given, layout = padded([request.given[:-1] for request in requests], device)
+    return Inputs(source if source.shape[1] else None, given, source_layout, layout)
+
+
+def padded(
+    rows: Sequence[Sequence[int]], device: torch.device
+) -> tuple[Int[Tensor, "rows length"], Bool[Tensor, "rows length"] | None]:
+    """Return rows of ids, padded on the right, and their layout."""
+    lengths = [len(row) for row in rows]
+    longest = max(lengths)
+    cells = [[*row, *[PAD] * (longest - len(row))] for row in rows]
+    ids = torch.tensor(cells, dtype=torch.long, device=device).view(len(rows), longest)
+    if min(lengths) == longest:
+        return ids, None
+    return ids, torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None]
+
+
+class BatchSearch(Protocol):
+    """The search of one batch: every step computed anew, or recorded steps replayed."""
+
+    @property
+    def state(self) -> HypothesisState:
+        """The hypotheses as they are now; later steps may overwrite them."""
+
+    def advance(self) -> None:
+        """Add one token to every hypothesis."""
+
+    def done(self) -> Bool[Tensor, " sentences"]:
+        """Return which sentences are done."""
+
+    def should_shrink(self, left: int, total: int) -> bool:
+        """Return whether it pays to continue with the sentences that are left alone."""
+
+    def select(self, sentences: Int[Tensor, " kept"]) -> None:
+        """Continue with these sentences only."""
+
+
+class EagerSearch:
+    """A search that computes every step anew."""
+
+    def __init__(self, model: Generative, inputs: Inputs, state: HypothesisState) -> None:
+        given = 0 if inputs.target is None else inputs.target.shape[1]
+        coverage = state.options.coverage_penalty > 0 and not state.options.sample
+        self.state = state
+        self.scorer = Scorer(model, inputs, beams=state.beams, capacity=given + state.longest, attention=coverage)
+
+    def advance(self) -> None:
+        rows = self.state.grow(self.scorer.next(self.state.last()))
+        if rows is not None and self.state.beams > 1:
+            self.scorer.state.reorder(rows)
+
+    def done(self) -> Bool[Tensor, " sentences"]:
+        return self.state.done()
+
+    def should_shrink(self, left: int, total: int) -> bool:
+        return total - left >= LEAVE * total
+
+    def select(self, sentences: Int[Tensor, " kept"]) -> None:
+        self.scorer.state.select(sentences)
+        self.state = self.state.select(sentences)
+
+
+@dataclass
+class Run:
+    """The requests of one call, searched batch by batch."""
+
+    model: Generative
+    requests: Sequence[Request]
+    options: SearchConfig
+    streamed: frozenset[int]
+    cancelled: Collection[int]
+    eager: bool
+    answered: set[int] = field(default_factory=set)
+    near_ties: list[int] = field(default_factory=list)
+    """Requests to search again, alone."""
+    sent: dict[int, int] = field(default_factory=dict)
+    """The number of tokens that were reported of each streamed answer."""
+
+    @torch.no_grad()
+    def batch(self, batch: Sequence[int]) -> Iterator[StepUpdate]:
+        """Search one batch, given as numbers of requests."""
+        alone, here, written = len(batch) == 1, list(batch), 0
+        over: set[int] = set()
+        """Requests that were answered, or will be searched again."""
+        with self._start(batch) as searching:
+            device = searching.done().device
+            while True:
+                searching.advance()
+                written += 1
+                done, now = searching.done().tolist(), searching.state
+                streaming = not over.issuperset(i for i in here if i in self.streamed)
+                close = now.near_ties(TIE).tolist() if streaming and not alone else [False] * len(here)
+                close = [tie and i in self.streamed for tie, i in zip(close, here, strict=True)]
+                left = [row for row, i in enumerate(here) if not (done[row] or i in over or i in self.cancelled)]
+                shrink = not left or searching.should_shrink(len(left), len(here))
+                ready = [row for row, i in enumerate(here) if (done[row] or close[row]) and i not in over]
+                tokens, answers = {}, {}
+                if streaming:
+                    last = zip(here, now.last()[:, 0].tolist(), done, close, strict=True)
+                    tokens = {i: token for i, token, *stop in last if i in self.streamed - over and not any(stop)}
+                if ready and (self.eager or shrink):
+                    found = now.select(torch.tensor(ready, device=device)).answers()
+                    for row, (best, margin) in zip(ready, found, strict=True):
+                        i = here[row]
+                        over.add(i)
+                        if not alone and (margin < TIE or close[row]):
+                            self.near_ties.append(i)
+                        else:
+                            answers[i] = best
+                            if i in self.streamed and len(best[0].ids) == written:  # it was cut after a new token
+                                tokens[i] = best[0].ids[-1]
+                self.answered |= answers.keys()
+                yield StepUpdate(self._unsent(tokens, written), answers)
+                if not left:
+                    return
+                if shrink:
+                    searching.select(torch.tensor(left, device=device))
+                    here = [here[row] for row in left]
+
+    def _unsent(self, tokens: dict[int, int], written: int) -> dict[int, int]:
+        """Return the tokens that were not reported before: a streamed request may be searched twice."""
+        new = {i: token for i, token in tokens.items() if written > self.sent.get(i, 0)}
+        self.sent |= dict.fromkeys(new, written)
+        return new
+
+    @contextlib.contextmanager
+    def _start(self, batch: Sequence[int]) -> Iterator[BatchSearch]:
+        """Start the search of a batch: with recorded steps if possible; not for coverage, `require` and `forbid`."""
+        requests, options, device = [self.requests[i] for i in batch], self.options, self.model.device
+        inputs, constrained = inputs_of(requests, device), any(requests[0].constraints.require)
+        state: HypothesisState
+        if options.sample and not constrained:
+            state = Samples(requests, options, device)
+        else:
+            cells = source_cells(inputs, len(requests), device)
+            state = ConstrainedBeams(requests[0], options, cells) if constrained else Beams(requests, options, cells)
+        coverage = options.coverage_penalty > 0 and not options.sample
+        recordable = not (coverage or constrained or any(state.forbid))
+        with graph_pool(self.model) if recordable else contextlib.nullcontext() as pool:
+            if pool is None:
+                yield EagerSearch(self.model, inputs, state)
+            else:
+                yield RecordedSearch(pool, self.model, inputs, state)
+
+
+def source_cells(inputs: Inputs, sentences: int, device: torch.device) -> Bool[Tensor, "sentences source"]:
+    """Return which cells of the sources are tokens."""
+    if inputs.source is None:
+        return torch.zeros(sentences, 0, dtype=torch.bool, device=device)
+    if isinstance(inputs.source_layout, Tensor):
+        return inputs.source_layout
+    return torch.ones_like(inputs.source, dtype=torch.bool)
