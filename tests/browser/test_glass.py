@@ -8,7 +8,7 @@ import pytest
 
 import sightline
 from sightline.data.builtin import riddle
-from sightline.engine import load_any
+from sightline.engine import load
 from sightline.trace.pack import read
 
 WEB = Path(__file__).parents[2] / "web"
@@ -63,7 +63,7 @@ def test_all_heads_of_all_attentions_are_drawn_with_their_weights(visit, trace):
     ("model", "stack", "says"), [("gpt", "Decoder", "could come after"), ("bert", "Encoder", "could stand at")]
 )
 def test_a_model_of_one_stack_is_the_same_scene_with_one_column(visit, folders, model, stack, says):
-    seen = load_any(folders[model], device="cpu").trace(TEXT)
+    seen = load(folders[model], device="cpu").trace(TEXT)
     page = visit().go(address(model=model, target=""))
     drawn(page)
     assert page.get_by_role("heading", level=2).all_inner_texts() == [stack]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.engine import load_any
+from sightline.engine import load
 
 TEXT, TARGET = "The animal was too tired.", "Das Tier war zu müde."
 WEB = Path(__file__).parents[2] / "web"
@@ -127,7 +127,7 @@ USUAL = {"dot", "sum", "product", "quotient", "softmax", "mask", "norm", "mean",
 )
 def test_every_number_comes_from_the_numbers_beside_it(visit, folders, model, kinds):
     """Of every tensor of the trace some numbers: shown as the engine has them, and derived from what is shown."""
-    engine = load_any(folders[model], device="cpu")
+    engine = load(folders[model], device="cpu")
     trace = engine.trace(TEXT, TARGET) if model == "taught" else engine.trace(TEXT)
     page = visit().go(address(model, f"{trace.names()[0]}@0,0"))
     chance, seen = random.Random(7), set()

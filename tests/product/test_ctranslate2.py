@@ -16,14 +16,13 @@ import tokenizers
 import torch
 from tokenizers import models
 
+from searching import find
 from sightline.backends.ctranslate2 import CTranslate2Backend
 from sightline.backends.ctranslate2_format import convert, converted_folder, save_shortlist
 from sightline.backends.thread_modes import ThreadModes, batch_kind
 from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.model_folder import SHORTLIST, ModelFolder, load_tokenizer, save_model
-from sightline.search.find import find
-from sightline.search.hypothesis import Wish
 from sightline.search.score import force
 from sightline.search.types import Constraints, Limits, Request
 from sightline.special import END, PAD, START, UNKNOWN
@@ -75,8 +74,7 @@ def search(backend, model, options, sources=SOURCES, constraints=None, **more):
 
 
 def same(model, backend, options, sources=SOURCES, constraints=None):
-    wishes = None if constraints is None else [Wish(each.prefix, each.forbid, each.require) for each in constraints]
-    expected = find(model, sources, options, wishes)
+    expected = find(model, sources, options, constraints)
     found = search(backend, model, options, sources, constraints)
     assert [[h.ids for h in answers] for answers in found] == [[h.ids for h in answers] for answers in expected]
     for one, other in zip(chain(*found), chain(*expected), strict=True):

@@ -49,8 +49,6 @@ MOVING = {"checkpoint": "model_folder", "folders": "model_folder"}
 UNFINISHED = {
     ("evaluate", "train"),
     ("interop", "engine"),
-    "engine",
-    "search.find",
     "trace.explain",
     "trace.what_if",
 }

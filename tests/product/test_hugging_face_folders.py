@@ -25,12 +25,12 @@ from transformers import (
     PegasusConfig,
 )
 
+from searching import find
 from sightline.config import SearchConfig
 from sightline.data.builtin import generate
 from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.interop.hugging_face import DEFAULTS
 from sightline.interop.hugging_face_files import read_hugging_face, write_hugging_face
-from sightline.search.find import find
 from sightline.special import END, PAD, START, UNKNOWN
 from support import difference, raises
 

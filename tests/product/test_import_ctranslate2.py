@@ -19,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from searching import find
 from sightline.backends.ctranslate2 import CTranslate2Backend
 from sightline.backends.ctranslate2_format import convert
 from sightline.config import SearchConfig
@@ -28,7 +29,6 @@ from sightline.interop.ctranslate2_reader import read_argos, read_ctranslate2
 from sightline.model.initialise import sinusoids
 from sightline.model_folder import load_model, load_tokenizer, save_model
 from sightline.search.align import Words, align
-from sightline.search.find import find
 from sightline.search.score import following, force
 from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.stream import TextStream
@@ -165,7 +165,7 @@ def same_logits(folder, *, end=False):
         found = theirs.translate_batch(
             given, beam_size=beams, min_decoding_length=0, max_decoding_length=40, return_end_token=True
         )
-        answers = find([model], sources, SearchConfig(beams=beams, patience=1, max_ratio=0.1, max_extra=50))
+        answers = find(model, sources, SearchConfig(beams=beams, patience=1, max_ratio=0.1, max_extra=50))
         ours, best = [tokenizer.pieces(answer.ids) for answer, *_ in answers], [one.hypotheses[0] for one in found]
         ended = [i for i, pieces in enumerate(best) if pieces[-1:] == ["</s>"]]
         assert beams == 1 or sum(len(best[i]) for i in ended) > 20
@@ -210,7 +210,7 @@ def test_a_written_model_is_read(kind, cutter, tmp_path):
     ):  # without a bias, special tokens get some probability
         options = SearchConfig(beams=beams)
         for (one, *_), (other, *_) in zip(
-            find([found], SOURCES, options),
+            find(found, SOURCES, options),
             theirs.search(requests(SOURCES, model.config, options), options),
             strict=True,
         ):
@@ -234,7 +234,7 @@ def test_rounded_weights_become_the_floats_they_represent(variant, cutter, tmp_p
     for beams in (1, 4):
         options = SearchConfig(beams=beams)
         answers = [x.ids for x, *_ in theirs.search(requests(SOURCES, model.config, options), options)]
-        assert [x.ids for x, *_ in find([found], SOURCES, SearchConfig(beams=beams))] == answers
+        assert [x.ids for x, *_ in find(found, SOURCES, SearchConfig(beams=beams))] == answers
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int16", "float16", "bfloat16", "int8_float16"])
@@ -359,7 +359,7 @@ def test_sources_without_an_end_token(cutter, words, tmp_path):
     for options in (SearchConfig(beams=1), SearchConfig(beams=4, nbest=4)):
         found = [
             theirs.search(requests([ids, empty], model.config, options), options),
-            find([model], [ids, empty], options),
+            find(model, [ids, empty], options),
         ]
         assert [[x.ids for x in some] for some in found[0]] == [[x.ids for x in some] for some in found[1]]
     logits = model(torch.tensor([ids]), torch.tensor([[START, 8]])).log_softmax(-1)[0]
@@ -371,9 +371,9 @@ def test_sources_without_an_end_token(cutter, words, tmp_path):
     assert "</s>" not in trace.tokens["source"]
     assert Engine([model], tokenizer).trace("", "the cat").tokens["source"] == ["</s>"]
     longest = model.config.positions.max_length
-    assert find([model], [[5] * longest], SearchConfig(beams=1, max_ratio=0.001, max_extra=1))
+    assert find(model, [[5] * longest], SearchConfig(beams=1, max_ratio=0.001, max_extra=1))
     with pytest.raises(InputError, match=f"a source of {longest + 1} tokens is too long: the model reads at most"):
-        find([model], [[5] * (longest + 1)], SearchConfig())
+        find(model, [[5] * (longest + 1)], SearchConfig())
 
 
 def test_pieces_of_targets_only(cutter):
@@ -661,7 +661,7 @@ def test_a_published_package(tmp_path):
     expected = _by_argos(package, texts, tmp_path)
     for beams, theirs in expected.items():
         config = SearchConfig(beams=beams, patience=1, max_ratio=20.0, max_extra=50)
-        found = find([model], tokenizer.encode(texts), config)
+        found = find(model, tokenizer.encode(texts), config)
         ours = [tokenizer.decode(best.ids).strip() for best, *_ in found]
         same = sum(one == other for one, other in zip(ours, theirs, strict=True))
         assert same >= 0.99 * len(texts), f"with {beams} beams, {same} of {len(texts)} are the same"

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import sightline
+from searching import find
 from sightline.backends.ctranslate2 import CTranslate2Backend
 from sightline.config import SearchConfig
 from sightline.data.builtin import generate
@@ -15,7 +16,6 @@ from sightline.errors import InputError
 from sightline.interop.export import export
 from sightline.interop.onnx import OnnxModel
 from sightline.model_folder import load_model, load_tokenizer
-from sightline.search.find import find
 from support import raises, requests
 
 COMMAND = [sys.executable, "-m", "sightline.cli.main"]
@@ -55,7 +55,7 @@ def test_four_programs_give_the_same_answers(taught, exported, beams):
     backend = CTranslate2Backend(exported / "ctranslate2")
     ours = [best.ids for best, *_ in find(model, sources, config)]
     assert [best.ids for best, *_ in backend.search(requests(sources, model.config, config), config)] == ours
-    assert [best.ids for best, *_ in OnnxModel(exported / "onnx").find(sources, config)] == ours
+    assert [best.ids for best, *_ in find(OnnxModel(exported / "onnx"), sources, config)] == ours
     program = f"""
 import json, sys
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer

@@ -15,6 +15,7 @@ import torch
 from tokenizers import models
 from torch.nn.utils.rnn import pad_sequence
 
+from searching import find
 from sightline import Engine
 from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
@@ -22,8 +23,7 @@ from sightline.interop import onnx as ours
 from sightline.interop.onnx import OnnxModel, OnnxScorer, export, verify
 from sightline.model.kernels.compiled import column_major_weights
 from sightline.model_folder import load_tokenizer, save_model
-from sightline.search.find import find
-from sightline.search.hypothesis import Wish
+from sightline.search.types import Constraints
 from sightline.special import END, PAD, START
 from sightline.text.tokenizer import Tokenizer
 from support import VOCAB, every_variant, model_of, raises, writer
@@ -160,8 +160,8 @@ def same_logits(model, theirs, sources, targets):
     assert torch.equal(theirs(source, target), OnnxScorer(theirs, source).step(target))
 
 
-def same_answers(model, theirs, config, wishes=None):
-    expected, found = (find(one, SOURCES, config, wishes) for one in (model, theirs))
+def same_answers(model, theirs, config, constraints=None):
+    expected, found = (find(one, SOURCES, config, constraints) for one in (model, theirs))
     assert [[h.ids for h in answers] for answers in found] == [[h.ids for h in answers] for answers in expected]
     for one, other in zip(chain(*found), chain(*expected), strict=True):
         assert one.score == pytest.approx(other.score, abs=1e-5)
@@ -187,7 +187,7 @@ def test_answers_are_those_of_the_model(variant, exported):
             found = same_answers(model, theirs, SearchConfig(beams=beams, nbest=beams, length_penalty=penalty))
             lengths |= {len(ids) for ids in found}
     assert len(lengths) > 2
-    assert theirs.find(SOURCES, SearchConfig()) == find(theirs, SOURCES, SearchConfig())
+    assert find(theirs, SOURCES, SearchConfig()) == find(model, SOURCES, SearchConfig())
 
 
 @pytest.mark.parametrize("other", OTHERS)
@@ -202,21 +202,27 @@ def test_every_option_of_a_model_is_exported(other, exported):
 def test_every_kind_of_search(exported):
     model, folder = exported("paper")
     theirs = OnnxModel(folder, threads=1)
-    wishes = [Wish([7, 8]), Wish([9, 5], [[12], [9]]), Wish(), Wish(without=[[31]]), Wish([6], within=[[13, 14]])]
-    same_answers(model, theirs, SearchConfig(beams=3), wishes)
+    constraints = [
+        Constraints([7, 8]),
+        Constraints([9, 5], forbid=[[12], [9]]),
+        Constraints(),
+        Constraints(forbid=[[31]]),
+        Constraints([6], [[13, 14]]),
+    ]
+    same_answers(model, theirs, SearchConfig(beams=3), constraints)
     same_answers(model, theirs, SearchConfig(beams=4, groups=2, nbest=4))
     same_answers(model, theirs, SearchConfig(beams=2, sample=True, seed=3))
     with pytest.raises(
         ConfigError, match="coverage_penalty = 0.2 needs to know where the model looks, and an exported"
     ):
-        theirs.find(SOURCES, SearchConfig(coverage_penalty=0.2))
+        find(theirs, SOURCES, SearchConfig(coverage_penalty=0.2))
 
 
 def test_too_long_sources_are_refused(exported):
     _, folder = exported("other vocabulary")
     theirs = OnnxModel(folder, threads=1)
     with pytest.raises(InputError, match="a source of 40 tokens is too long: the model reads at most 39"):
-        theirs.find([[5] * 40], SearchConfig())
+        find(theirs, [[5] * 40], SearchConfig())
     for source, target in ((41, 3), (3, 41)):
         with pytest.raises(InputError, match="41 tokens are more than max_length = 40 allows"):
             theirs(drawn([source]), drawn([target]))

@@ -8,7 +8,7 @@ import sightline
 from serving import problem, serving
 from sightline.config import ModelConfig
 from sightline.data.builtin import generate
-from sightline.engine import load_any
+from sightline.engine import load
 from sightline.model.transformer import build
 from sightline.model_folder import load_tokenizer, save_model
 from sightline.special import END, START
@@ -42,7 +42,7 @@ def server(taught, folders):
 )
 def test_a_model_that_does_not_translate_can_be_looked_into(server, folders, name, architecture, side):
     answer = server.post("/v1/trace", {"text": TEXT, "model": name}).json()
-    opened = load_any(folders[name], device="cpu")
+    opened = load(folders[name], device="cpu")
     ids = [START, *opened.tokenizer.encode([TEXT])[0], *([END] if side == "source" else [])]
     assert answer["ids"] == {side: ids}
     assert answer["tokens"] == {side: opened.tokenizer.pieces(ids)}

@@ -10,13 +10,13 @@ from functools import partial
 
 import pytest
 import torch
+from sightline.serve.plans import plan
 
 import sightline
 from sightline.config import SearchConfig, ServeConfig
 from sightline.data.builtin import generate
 from sightline.errors import InputError
 from sightline.serve.models import Models
-from sightline.serve.plans import plan
 from sightline.serve.problems import Problem
 from sightline.serve.worker import Job, JobResult, QueueFullError, Worker
 

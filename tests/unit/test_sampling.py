@@ -1,4 +1,4 @@
-"""Sampling: tokens come as often as they should, and what is drawn depends on the sentence and the seed alone."""
+"""Sampling: tokens are as frequent as they should be, and the draws depend on the request and the seed alone."""
 
 import math
 from collections import Counter
@@ -6,43 +6,39 @@ from collections import Counter
 import pytest
 import torch
 
+from searching import ARCHITECTURES, find, log_probs, model_of, request_of
 from sightline.config import SearchConfig
-from sightline.search.find import find
-from sightline.search.scorer import highest
-from sightline.special import END, START, UNKNOWN
-from support import translator
+from sightline.search.driver import search
+from sightline.search.scoring import highest
+from sightline.search.types import Limits
+from sightline.special import END, PAD, START, UNKNOWN
 
-SOURCE = [4, 5, 6]
+TEXT = [4, 5, 6]
 
 
-@pytest.fixture(scope="module")
-def model():
-    torch.manual_seed(5)
-    model = translator("paper", classifier_bias=True, vocab_size=20)
-    with torch.no_grad():
-        model.classifier.bias[END] += 1
-    return model
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def model(request):
+    return model_of(request.param, "paper", 5, 1.0, vocab_size=20)
 
 
 def first_tokens(model, **options):
-    """How often each token came first, in many samples."""
+    """Return how often each token came first, in many samples."""
     counts: Counter[int] = Counter()
     for seed in range(20):
-        config = SearchConfig(sample=True, beams=200, nbest=200, max_ratio=0.1, max_extra=2, seed=seed, **options)
-        (found,) = find(model, [SOURCE], config)
+        search_options = SearchConfig(sample=True, beams=200, nbest=200, seed=seed, **options)
+        (found,) = find(model, [TEXT], search_options, limits=Limits(2))
         counts.update((one.ids or [END])[0] for one in found)
     return counts
 
 
-@torch.no_grad()
 def expected(model, temperature=1.0):
-    scores = model(torch.tensor([[*SOURCE, END]]), torch.tensor([[START]]))[0, -1]
-    scores[[0, START, UNKNOWN]] = -math.inf
+    scores = log_probs(model, TEXT, [])[-1]
+    scores[[PAD, START, UNKNOWN]] = -math.inf
     return (scores / temperature).softmax(-1)
 
 
-def kept(p, where):
-    p = torch.where(where, p, 0.0)
+def kept(p, condition):
+    p = torch.where(condition, p, 0.0)
     return p / p.sum()
 
 
@@ -56,7 +52,7 @@ def kept(p, where):
         ({"top_p": 0.5}, lambda p: kept(p, (p[:, None] * (p[:, None] > p)).sum(0) < 0.5)),
     ],
 )
-def test_tokens_come_as_often_as_they_are_likely(model, options, filtered):
+def test_tokens_are_as_frequent_as_they_are_probable(model, options, filtered):
     p = filtered(expected(model, options.get("temperature", 1.0)))
     counts = first_tokens(model, **options)
     draws = sum(counts.values())
@@ -66,26 +62,41 @@ def test_tokens_come_as_often_as_they_are_likely(model, options, filtered):
         assert abs(counts[token] - draws * probability) < 5 * deviation + 1e-6
 
 
-def test_the_seed_and_the_sentence_decide_and_nothing_else(model):
-    sources = [[4, 5, 6], [7], [8, 9, 10, 11, 12], [13, 14]]
-    config = SearchConfig(sample=True, beams=3, nbest=3, seed=7, top_p=0.9)
-    together = find(model, sources, config)
-    alone = [find(model, [source], config)[0] for source in sources]
-    turned = find(model, sources[::-1], config, budget=20)[::-1]
+@pytest.mark.parametrize("limits", [None, Limits(6, cut=True)])
+def test_draws_depend_on_the_seed_and_the_request_alone(model, limits):
+    texts = [[4, 5, 6], [7], [8, 9, 10, 11, 12], [13, 14]]
+    options = SearchConfig(sample=True, beams=3, nbest=3, seed=7, top_p=0.9)
+    together = find(model, texts, options, limits=limits)
+    alone = [find(model, [text], options, limits=limits)[0] for text in texts]
+    reversed_ = find(model, texts[::-1], options, limits=limits, batch_tokens=20)[::-1]
     ids = [[one.ids for one in each] for each in together]
-    assert ids == [[one.ids for one in each] for each in alone] == [[one.ids for one in each] for each in turned]
-    other = find(model, sources, config.model_copy(update={"seed": 8}))
+    assert ids == [[one.ids for one in each] for each in alone] == [[one.ids for one in each] for each in reversed_]
+    other = find(model, texts, options.model_copy(update={"seed": 8}), limits=limits)
     assert ids != [[one.ids for one in each] for each in other]
-    for each in together:
+    for text, each in zip(texts, together, strict=True):
         assert [one.score for one in each] == sorted((one.score for one in each), reverse=True)
+        for one in each:
+            most = (limits or request_of(model, text, options).limits).most
+            assert len(one.log_probs) == min(len(one.ids) + 1, most)
+            scores = log_probs(model, text, one.ids)
+            logs = [scores[i, token].item() for i, token in enumerate([*one.ids, END])]
+            assert one.log_probs == pytest.approx(logs[: len(one.log_probs)], abs=1e-4)
+
+
+def test_draws_depend_on_the_given_text(model):
+    options = SearchConfig(sample=True, beams=1, temperature=5.0)
+    requests = [request_of(model, TEXT, options)._replace(given=[START, *given]) for given in ([4], [5])]
+    requests = [request._replace(limits=Limits(12, cut=True)) for request in requests]
+    (one,), (other,) = search(model, requests, options)
+    assert one.ids != other.ids
 
 
 @pytest.mark.parametrize("least", [1e-6, 1e-40, 5e-324])
 @pytest.mark.parametrize("option", ["temperature", "top_p"])
-def test_however_little_is_dared_the_likeliest_token_comes(model, option, least):
-    sources = [[4, 5, 6], [7], [8, 9, 10, 11, 12]]
-    drawn = find(model, sources, SearchConfig(sample=True, beams=2, **{option: least}))
-    best = find(model, sources, SearchConfig(beams=1))
+def test_the_smallest_temperature_or_top_p_draws_the_likeliest_token(model, option, least):
+    texts = [[4, 5, 6], [7], [8, 9, 10, 11, 12]]
+    drawn = find(model, texts, SearchConfig(sample=True, beams=2, **{option: least}))
+    best = find(model, texts, SearchConfig(beams=1))
     assert [one.ids for (one,) in drawn] == [one.ids for (one,) in best]
 
 
@@ -93,7 +104,7 @@ def test_however_little_is_dared_the_likeliest_token_comes(model, option, least)
 @pytest.mark.parametrize("count", [1, 9])
 def test_the_highest_are_those_of_a_full_sort(n, count):
     values = torch.randn(7, n)
-    found, where = highest(values, count)
+    found, columns = highest(values, count)
     best = values.sort(1, descending=True).values[:, :count]
     assert torch.equal(found, best)
-    assert torch.equal(values.gather(1, where), best)
+    assert torch.equal(values.gather(1, columns), best)

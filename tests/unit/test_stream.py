@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sightline.data.builtin import generate
 from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.split import Piece, join
-from sightline.text.stream import KEPT, MOST, Telling, TextStream
+from sightline.text.stream import KEPT, MOST, IncrementalText, TextStream
 from sightline.text.tokenizer import Tokenizer
 
 LINES = [text for pair in generate("train", 300) for text in (pair.source, pair.target)]
@@ -260,11 +260,21 @@ def test_answers_to_pieces_are_returned_in_order(data):
     texts = data.draw(st.lists(st.sampled_from(["a b.", "", "Ein Mann", "läuft 🦊!"]), max_size=4))
     pieces = [Piece(text, data.draw(st.sampled_from([" ", "\n", ""]))) for text in texts]
     answers = [tokenizer.encode([text])[0] for text in texts]
-    telling, told = Telling(tokenizer, pieces), ""
-    left = [*(i for i, ids in enumerate(answers) for _ in range(len(ids) + 1))]
-    at = [0] * len(texts)
-    for i in data.draw(st.permutations(left)):
-        told += telling.finish(i) if at[i] == len(answers[i]) else telling.push(i, answers[i][at[i]])
-        at[i] += 1
-        assert join(pieces, [tokenizer.decode(ids) for ids in answers]).startswith(told)
-    assert told == join(pieces, [tokenizer.decode(ids) for ids in answers])
+    numbers = [i for i, piece in enumerate(pieces) if piece.text]
+    growing = IncrementalText(tokenizer, pieces)
+    written = growing.flush()
+    left = [*(number for number, i in enumerate(numbers) for _ in range(len(answers[i]) + 1))]
+    at = [0] * len(numbers)
+    for number in data.draw(st.permutations(left)):
+        ids = answers[numbers[number]]
+        written += growing.finish(number) if at[number] == len(ids) else growing.push(number, ids[at[number]])
+        at[number] += 1
+        assert join(pieces, [tokenizer.decode(ids) for ids in answers]).startswith(written)
+    assert written == join(pieces, [tokenizer.decode(ids) for ids in answers])
+
+
+def test_a_continuation_is_decoded_after_its_text():
+    (text,) = OWN.encode(["Ein Mann läuft 🦊!"])
+    growing = IncrementalText(OWN, [Piece("Ein", "")], before=text[:3])
+    written = "".join(growing.push(0, token) for token in text[3:]) + growing.finish(0)
+    assert OWN.decode(text[:3]) + written == OWN.decode(text)

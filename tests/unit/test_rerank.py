@@ -1,4 +1,4 @@
-"""Minimum Bayes risk: chrF is sacreBLEU's to the last digit, and the answer most like the others comes first."""
+"""Reranking by minimum Bayes risk: chrF equals that of sacreBLEU, and the sample most like the others is first."""
 
 import random
 import sys
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sacrebleu.metrics.chrf import CHRF
 
 from sightline.data.builtin import generate
-from sightline.search.risk import chrf, expected_chrf
+from sightline.search.rerank import chrf, expected_chrf
 
 ODD = [
     "",
@@ -34,7 +34,7 @@ def theirs(texts):
     return np.array([[metric.sentence_score(one, [other]).score for other in texts] for one in texts])
 
 
-def test_chrf_is_that_of_sacrebleu():
+def test_chrf_equals_that_of_sacrebleu():
     texts = [*TEXTS, *ODD, *(text[: len(text) // 2] + text[::-1] for text in TEXTS[:5])]
     assert np.abs(chrf(texts) - theirs(texts)).max() < 1e-9
     assert chrf([]).shape == (0, 0)
@@ -43,7 +43,7 @@ def test_chrf_is_that_of_sacrebleu():
 @given(
     st.lists(st.one_of(st.text("ab ", max_size=12), st.text(max_size=8), st.sampled_from(ODD)), min_size=1, max_size=5)
 )
-def test_chrf_of_any_text_is_that_of_sacrebleu(texts):
+def test_chrf_of_any_text_equals_that_of_sacrebleu(texts):
     assert np.allclose(chrf(texts), theirs(texts), rtol=0, atol=1e-9)
 
 
