@@ -16,6 +16,13 @@ from typing import Any, TypeVar
 
 import torch
 
+from sightline.backends.torch import default_batch_tokens
+from sightline.config import SearchConfig
+from sightline.engine.translator import translation_request
+from sightline.model.protocol import Generative
+from sightline.search.driver import search
+from sightline.search.types import Hypothesis
+
 T = TypeVar("T")
 A = TypeVar("A")
 RESULTS = Path(__file__).parent / "results"
@@ -35,6 +42,14 @@ def where(*packages: str) -> dict[str, Any]:
         **{name: version(name) for name in ("torch", *packages)},
         "commit": _commit(),
     }
+
+
+def search_sources(
+    model: Generative, sources: Sequence[Sequence[int]], options: SearchConfig
+) -> list[list[Hypothesis]]:
+    """Search for translations of sources (ids without their end), in batches of the size that users get."""
+    requests = [translation_request(ids, options, model.config) for ids in sources]
+    return search(model, requests, options, batch_tokens=default_batch_tokens(model.config, model.device))
 
 
 def keep(name: str, result: dict[str, Any]) -> Path:

@@ -28,10 +28,10 @@ import torch
 from common import alone, keep, side_by_side, where
 from sacrebleu.metrics.bleu import BLEU
 
-import sightline
 from sightline.backends.ctranslate2_format import save_shortlist
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
+from sightline.engine import load_translator
 from sightline.interop.hugging_face_files import read_hugging_face
 from sightline.model_folder import save_model
 from sightline.text.shortlist import learn
@@ -81,10 +81,11 @@ def direct(folder: Path, precision: str, tokenizer: Tokenizer, *, together: bool
 
 def ours(folder: Path, **options: Any) -> System:
     """Return the engine with its default options."""
-    engine = sightline.load(folder, device="cpu", **options)
+    engine = load_translator(folder, device="cpu", **options)
 
     def system(texts: Sequence[str], beams: int) -> list[str]:
-        return [found.text for found in engine.search(texts, SearchConfig(beams=beams, patience=1), details=False)]
+        plan = engine.plan(texts, SearchConfig(beams=beams, patience=1), log_probs=False)
+        return [found.text for found in engine.run(plan)]
 
     return system
 

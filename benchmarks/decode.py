@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import keep, side_by_side, where
+from common import keep, search_sources, side_by_side, where
 from sacrebleu.metrics.bleu import BLEU
 from transformers import MarianMTModel
 
@@ -27,12 +27,11 @@ from sightline.backends.ctranslate2 import CTranslate2Backend
 from sightline.backends.ctranslate2_format import convert
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
-from sightline.interop.export import requests
+from sightline.engine.translator import translation_request
 from sightline.interop.hugging_face import to_hugging_face
 from sightline.interop.hugging_face_files import read_hugging_face
 from sightline.model.kernels.compiled import column_major_weights
 from sightline.model_folder import load_model, load_tokenizer
-from sightline.search.find import find
 from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.tokenizer import Tokenizer
 
@@ -92,11 +91,12 @@ def systems(model: Translator, device: str, dtype: torch.dtype) -> dict[str, Sys
         return [[ids[i] for i in row if i not in (pad, end, own[START])] for row in found.tolist()]
 
     def sightline(sources: Sequence[list[int]], beams: int) -> Answers:
-        return [best.ids for best, *_ in find(ours, sources, SearchConfig(beams=beams, patience=1), budget=10**6)]
+        return [best.ids for best, *_ in search_sources(ours, sources, SearchConfig(beams=beams, patience=1))]
 
     def ctranslate2(sources: Sequence[list[int]], beams: int) -> Answers:
         config = SearchConfig(beams=beams, patience=1)
-        return [best.ids for best, *_ in fast.search(requests(sources, ours.config, config), config, log_probs=False)]
+        requests = [translation_request(ids, config, ours.config) for ids in sources]
+        return [best.ids for best, *_ in fast.search(requests, config, log_probs=False)]
 
     named: dict[str, System] = {"Sightline": sightline, "Hugging Face": hugging_face}
     return named | ({"CTranslate2": ctranslate2} if device == "cpu" else {})

@@ -16,23 +16,24 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import keep, where
+from common import keep, search_sources, where
 from sacrebleu.metrics.bleu import BLEU
 
 from sightline.backends.ctranslate2 import CTranslate2Backend
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
+from sightline.engine.translator import translation_request
 from sightline.files import optional_import
-from sightline.interop.export import Difference, Kind, export, requests
+from sightline.interop.export import Difference, Kind, export
 from sightline.interop.hugging_face_files import quiet
 from sightline.interop.onnx import OnnxModel
 from sightline.model_folder import ModelFolder, load_model, load_tokenizer
-from sightline.search.find import find
-from sightline.search.score import force
+from sightline.search.score import score
 
 System = Callable[[Sequence[str], int], list[str]]
 TIE = 1e-4
@@ -78,7 +79,9 @@ def main() -> None:
         return system
 
     def ctranslate2(backend: CTranslate2Backend) -> Callable[[list[list[int]], SearchConfig], list[list[Any]]]:
-        return lambda sources, config: backend.search(requests(sources, model.config, config), config)
+        return lambda sources, config: backend.search(
+            [translation_request(ids, config, model.config) for ids in sources], config
+        )
 
     rows = []
     with tempfile.TemporaryDirectory() as beside:
@@ -91,9 +94,9 @@ def main() -> None:
             print(f"{kind}: {compared[kind]}", flush=True)
         export(model, words, Path(beside) / "int8", "ctranslate2", precision="int8")
         systems = {
-            "torch": by(lambda sources, config: find(model, sources, config)),
+            "torch": by(partial(search_sources, model)),
             "ctranslate2": by(ctranslate2(CTranslate2Backend(folders["ctranslate2"]))),
-            "onnx": by(OnnxModel(folders["onnx"]).find),
+            "onnx": by(partial(search_sources, OnnxModel(folders["onnx"]))),
             "huggingface": hugging_face(folders["huggingface"]),
             "ctranslate2 int8": by(ctranslate2(CTranslate2Backend(Path(beside) / "int8", "int8"))),
         }
@@ -127,7 +130,8 @@ def main() -> None:
 def gap(model: Any, words: Any, source: str, one: str, other: str, beams: int) -> float:
     """Return the distance between the two candidates of the search: two tokens or, with several beams, two answers."""
     both = words.encode([one, other])
-    scores = force([model], words.source.encode([source] * 2), both)  # of each token, and of the end
+    (ids,), options = words.source.encode([source]), SearchConfig()
+    scores = score([model], [translation_request(ids, options, model.config)] * 2, both)  # of each token and the end
     if beams == 1:
         parted = next(i for i, (a, b) in enumerate(itertools.zip_longest(*both)) if a != b)
         return abs(scores[0][parted] - scores[1][parted])

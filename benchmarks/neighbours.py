@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import keep, where
+from common import keep, search_sources, where
 from decode import opened
 
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
 from sightline.model.kernels.compiled import column_major_weights
 from sightline.model_folder import ModelFolder, load_model, load_tokenizer
-from sightline.search.find import find
 
 
 def main() -> None:
@@ -55,14 +54,14 @@ def main() -> None:
     rows = []
     for beams in options.beams:
         config = SearchConfig(beams=beams)
-        alone = [find(ours, [source], config)[0][0] for source in sources]
+        alone = [search_sources(ours, [source], config)[0][0] for source in sources]
         for size in options.batches:
             began = time.perf_counter()
             order = random.Random(size).sample(range(len(sources)), len(sources))
             found: dict[int, Any] = {}
             for start in range(0, len(order), size):
                 batch = order[start : start + size]
-                answers = find(ours, [sources[i] for i in batch], config, budget=10**6)
+                answers = search_sources(ours, [sources[i] for i in batch], config)
                 found |= dict(zip(batch, (best for best, *_ in answers), strict=True))
             apart = [
                 abs(sum(found[i].log_probs) - sum(one.log_probs))

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import keep, where
+from common import keep, search_sources, where
 
 SETS: dict[str, dict[str, Any]] = {
     "multi30k": {
@@ -116,13 +116,12 @@ def score(folder: Path, test: Path, search: dict[str, Any]) -> dict[str, Any]:
     from sightline.data.corpus import Table, read_pairs  # noqa: PLC0415
     from sightline.evaluate.scores import scores  # noqa: PLC0415
     from sightline.model_folder import load_model, load_tokenizer  # noqa: PLC0415
-    from sightline.search.find import find  # noqa: PLC0415
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model: Any = load_model(folder, device)
     tokenizer = load_tokenizer(folder)
     sources, references = (list(side) for side in zip(*read_pairs(Table(test)), strict=True))
-    found = find(model, tokenizer.encode(sources), SearchConfig(**search))
+    found = search_sources(model, tokenizer.encode(sources), SearchConfig(**search))
     texts = [tokenizer.decode(best.ids) for (best,) in found]
     (folder / f"{test.name.split('.')[1]}.translated").write_text("\n".join(texts) + "\n")
     tokenised = BLEU(lowercase=True, tokenize="none", force=True)

@@ -41,9 +41,9 @@ import uvloop
 from common import RESULTS, keep, where
 from lines import resident
 
-import sightline
 from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
+from sightline.engine import load_translator
 from sightline.model_folder import ModelFolder
 from sightline.serve.problems import KINDS
 
@@ -81,12 +81,12 @@ class Alone:
 
 
 def _answer_calls(model: Path, engine: Any, pipe: Any) -> None:
-    translator = sightline.load(model, engine=engine)
+    translator = load_translator(model, backend=engine)
     pipe.send(None)
     while (asked := pipe.recv()) is not None:
         texts, beam = asked
         began = time.perf_counter()
-        found = translator.search(texts, SearchConfig(beams=beam), details=False)  # as a request has it by itself
+        found = translator.run(translator.plan(texts, SearchConfig(beams=beam), log_probs=False))
         seconds = time.perf_counter() - began
         pipe.send(([one.text for one in found], seconds))
 
@@ -764,7 +764,7 @@ async def _killed(
 
 def _plain(options: argparse.Namespace) -> float:
     """Return the seconds until a process without a service has loaded the model."""
-    code = "import sys, sightline; sightline.load(sys.argv[1], engine=sys.argv[2]); print('loaded', flush=True)"
+    code = "import sys, sightline; sightline.load(sys.argv[1], backend=sys.argv[2]); print('loaded', flush=True)"
     command = [sys.executable, "-c", code, str(options.model), options.engine]
     began = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:  # noqa: S603

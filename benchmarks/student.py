@@ -21,10 +21,10 @@ from common import keep, side_by_side, where
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-import sightline
 from sightline.backends.ctranslate2_format import Precision
 from sightline.cli.shortlist import shortlist
 from sightline.data.corpus import Table, read_pairs
+from sightline.engine import Translator, load_translator
 
 PAIRS = "tatoeba/en-fr.train.tsv.xz"
 SETS = {"Tatoeba": "tatoeba/en-fr.test.tsv.gz", "Multi30k": "multi30k/en-fr.test2016.tsv.gz"}
@@ -37,7 +37,7 @@ def quality(systems: dict[str, str], data: Path, most: int | None) -> list[dict[
     """Return BLEU and chrF of each system, with their signatures."""
     rows = []
     for name, model in systems.items():
-        engine = sightline.load(model, device="cpu", precision="float32")
+        engine = load_translator(model, device="cpu", precision="float32")
         for called, file in SETS.items():
             sources, references = zip(*list(read_pairs(Table(data / file)))[:most], strict=True)
             answers = [found.text for found in engine.translate(sources)]
@@ -50,9 +50,9 @@ def quality(systems: dict[str, str], data: Path, most: int | None) -> list[dict[
     return rows
 
 
-def translate(engine: sightline.Engine, beams: int, texts: list[str]) -> list[str]:
+def translate(engine: Translator, beams: int, texts: list[str]) -> list[str]:
     """Translate; this is the call that is timed."""
-    return [found.text for found in engine.translate(texts, beam=beams)]
+    return [found.text for found in engine.translate(texts, beams=beams)]
 
 
 def speed(systems: dict[str, str], texts: list[str], rounds: int) -> list[dict[str, Any]]:
@@ -61,10 +61,10 @@ def speed(systems: dict[str, str], texts: list[str], rounds: int) -> list[dict[s
     kinds: list[tuple[Precision, bool]] = [("float32", False), ("int8", False), ("int8", True)]
     for precision, mapped in kinds:
         engines = {
-            name: sightline.load(
+            name: load_translator(
                 model,
                 device="cpu",
-                engine="ctranslate2",
+                backend="ctranslate2",
                 precision=precision,
                 shortlist=mapped and name == "student",
                 threads=1,
@@ -105,7 +105,7 @@ def main() -> None:
     shortlist(options.student, pairs=[str(options.data / PAIRS)])
     texts = [source for source, _ in read_pairs(Table(options.data / SETS["Tatoeba"]))][: options.timed]
     timed = speed(systems, texts, options.rounds)
-    engine = sightline.load(options.student, device="cpu")
+    engine = load_translator(options.student, device="cpu")
     said = {text: engine.translate([text])[0].text for text in (*EVERYDAY, *RIDDLE)}
     here = where("ctranslate2", "sacrebleu")
     result = {

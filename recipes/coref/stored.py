@@ -6,7 +6,7 @@ python recipes/coref/stored.py
 from pathlib import Path
 
 from sightline.data.builtin import riddle
-from sightline.engine import load
+from sightline.engine import load_translator
 from sightline.trace.pack import pack
 
 FILE = Path(__file__).parents[2] / "web" / "src" / "stored.bin"
@@ -14,7 +14,7 @@ FILE = Path(__file__).parents[2] / "web" / "src" / "stored.bin"
 
 def stored() -> bytes:
     """Return the weights of all attentions, with the description that a service sends with a trace."""
-    engine = load("coref", device="cpu", engine="torch")
+    engine = load_translator("coref", device="cpu", backend="torch")
     pair = riddle()[0]
     trace = engine.trace(pair.source, pair.target)
     names = [name for name in trace.names() if name.endswith("attention.probabilities")]

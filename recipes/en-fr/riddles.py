@@ -14,8 +14,8 @@ import re
 from itertools import islice
 from pathlib import Path
 
-import sightline
 from sightline.data.builtin import ANIMALS, Pair, generate, riddle
+from sightline.engine import load_translator
 
 MASCULINE = [
     "chien",
@@ -89,13 +89,13 @@ def main() -> None:
     places = [pair for pair in pairs if pair.source_words[pair.antecedent or 0] not in ANIMAL]
     pairs = animals[: options.sentences * 2 // 3] + places[: options.sentences // 3]  # the harder ones more often
     random.Random(11).shuffle(pairs)
-    teacher = sightline.load(options.teacher, precision=options.precision)
+    teacher = load_translator(options.teacher, precision=options.precision)
     kept = {True: 0, False: 0}
     with options.out.open("w", encoding="utf-8") as out:
         for at in range(0, len(pairs), 256):
             some = pairs[at : at + 256]
             for pair, best in zip(
-                some, teacher.translate([pair.source for pair in some], beam=8, nbest=8), strict=True
+                some, teacher.translate([pair.source for pair in some], beams=8, nbest=8), strict=True
             ):
                 answers = [answer.text for answer in (best, *best.alternatives)]
                 if found := next((answer for answer in answers if solves(pair, answer)), None):
