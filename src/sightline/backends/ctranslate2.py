@@ -47,7 +47,7 @@ usual rule, and the scores are the same."""
 SCORING_SHARE = 8
 """Batches are smaller by this factor when whole answers are scored: each of their tokens has scores for the whole
 vocabulary."""
-LARGE_MODEL = 32 * 2**20
+LARGE_MODEL = 128 * 2**20
 """Bytes of float32 weights from which threads are limited by memory, and share one batch until both modes are
 measured."""
 
