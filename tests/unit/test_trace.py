@@ -11,7 +11,7 @@ from sightline.model.mask import PackedRows
 from sightline.model.protocol import Inputs
 from sightline.model.transformer import rotate
 from sightline.trace.trace import Traced
-from sightline.trace.watch import tracing
+from sightline.trace.watch import trace_pass, tracing
 from support import VOCAB, difference, every_variant, hooks, ids, packed, pad, raises, reader, translator, writer
 
 
@@ -375,6 +375,17 @@ def test_rotary_positions_are_shown():
         turned = rotate(trace[f"{path}.{name}_unrotated"].values, waves[:, None])
         assert difference(turned, trace[f"{path}.{name}"].values) <= 1e-6
         assert difference(trace[f"{path}.{name}_unrotated"].values, trace[f"{path}.{name}"].values) > 1e-2
+
+
+@pytest.mark.parametrize("make", [translator, writer, reader])
+def test_trace_pass_equals_tracing_a_call(make):
+    model, inputs = make(), Inputs(ids(2, 3), ids(2, 4))
+    needed = {translator: (inputs.source, inputs.target), writer: (inputs.target,), reader: (inputs.source,)}[make]
+    trace = trace_pass(model, inputs)
+    with torch.no_grad(), tracing(model) as other:
+        model(*needed)
+    assert trace.names() == other.names()
+    assert torch.equal(trace["logits"].values, other["logits"].values)
 
 
 @torch.no_grad()

@@ -39,7 +39,7 @@ class Decoding:
             cache.copy_from(prefix)
         return cache
 
-    def step(self, tokens: Int[Tensor, "rows 1"], cache: Cache) -> Float[Tensor, "rows vocab"]:
+    def step(self, tokens: Int[Tensor, "rows 1"], state: Cache) -> Float[Tensor, "rows vocab"]:
         """Read the next token of each row; return a score for every token that could follow it."""
-        scores: Tensor = self.classifier(self.decoder(tokens, None, cache.cross, cache))
+        scores: Tensor = self.classifier(self.decoder(tokens, None, state.cross, state))
         return scores[:, -1]

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from sightline.errors import TraceError
 from sightline.model.hooks import After, Before, hooks
 from sightline.model.mask import Layout, Mask
+from sightline.model.protocol import Inputs
 from sightline.model.transformer import (
     Attend,
     CrossAttention,
     Embedding,
     FeedForward,
+    Model,
     MultiHeadAttention,
     Residual,
     SelfAttention,
@@ -33,7 +35,7 @@ from sightline.trace.steps import AttentionSteps, spell_out
 from sightline.trace.trace import Trace, difference
 from sightline.trace.what_if import active_what_if, require_model
 
-__all__ = ["tracing"]
+__all__ = ["trace_pass", "tracing"]
 
 VECTORS = ("batch", "position", "d_model")
 MATRIX = ("batch", "head", "query", "key")
@@ -55,6 +57,14 @@ def tracing(model: nn.Module) -> Iterator[Trace]:
 
 def _rate(module: nn.Module) -> float:
     return module.p if isinstance(module, nn.Dropout) else module.dropout if isinstance(module, Attend) else 0.0
+
+
+@torch.no_grad()
+def trace_pass(model: Model, inputs: Inputs) -> Trace:
+    """Return the trace of one pass over the inputs, the classifier included."""
+    with tracing(model) as trace:
+        model.classifier(model.hidden(inputs))
+    return trace
 
 
 class _Watch:
