@@ -10,6 +10,7 @@ from safetensors import safe_open
 import sightline
 from runs import sightline as run
 from sightline.data.builtin import generate, riddle
+from sightline.engine import Translator
 from sightline.evaluate.align import gold_of
 from sightline.evaluate.grammar import grammar
 from sightline.model_folder import BUNDLED, ModelFolder, bundled_models, load_model, load_tokenizer
@@ -183,7 +184,7 @@ def test_coref_attends_to_the_antecedent_in_the_riddle():
 
 def test_states_of_coref_improve_with_training():
     folders = [*sorted((BUNDLED / "coref" / "states").iterdir()), BUNDLED / "coref"]
-    found = [grammar(load_model(folder), load_tokenizer(folder), count=300) for folder in folders]
+    found = [grammar(Translator(load_model(folder), load_tokenizer(folder)), count=300) for folder in folders]
     assert len(folders) == 6
     assert [one.exact for one in found] == sorted(one.exact for one in found)
     assert (found[0].exact, found[-1].exact, found[-1].pronouns) == (0, 1, 1)

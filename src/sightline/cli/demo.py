@@ -154,9 +154,10 @@ def teach(console: "Console", folder: Path, *, kept: bool) -> None:
     import torch
 
     from sightline.data.builtin import generate, riddle
-    from sightline.evaluate.grammar import grammar, translations
+    from sightline.engine import Translator
+    from sightline.evaluate.grammar import grammar
     from sightline.evaluate.scores import values
-    from sightline.model.transformer import EncoderDecoder
+    from sightline.model.transformer import build
     from sightline.model_folder import BUNDLED, EXAMPLES, load_model, load_tokenizer
     from sightline.train.run import RunOptions, TextFiles, train_files
     from sightline.train.sinks import Lines, ProgressBar
@@ -193,19 +194,17 @@ def teach(console: "Console", folder: Path, *, kept: bool) -> None:
     seconds = time.perf_counter() - started
     shutil.copy(BUNDLED / "coref" / EXAMPLES, folder)  # both know the same words
     model, tokenizer = load_model(folder), load_tokenizer(folder)
-    if not isinstance(model, EncoderDecoder):
-        raise TypeError(type(model))
     torch.manual_seed(0)
-    fresh = EncoderDecoder(model.config).eval()
+    untrained, trained = Translator(build(model.config), tokenizer), Translator(model, tokenizer)
     console.print()
     for pair in riddle():
         console.print(f"  {pair.source}")
-        for name, one in (("before", fresh), ("after", model)):
-            (text,) = translations(one, tokenizer, [pair.source])
+        for name, translator in (("before", untrained), ("after", trained)):
+            text = translator.translate(pair.source, beams=1)[0].text
             right = "[green]right[/]" if text == pair.target else "[red]wrong[/]"
             shown = text if len(text) <= 60 else f"{text[:59]}…"
             console.print(f"    {name:7} {shown or '(nothing)'}  {right}")
-    found = grammar(model, tokenizer)
+    found = grammar(trained)
     console.print()
     console.print(
         f"  {seconds:.0f} s of training. Of 1,000 unseen sentences, {found.exact:.1%} are translated exactly, and "

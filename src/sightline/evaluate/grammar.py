@@ -4,10 +4,8 @@ from typing import NamedTuple
 
 from sightline.data.builtin import Pair, Split, generate
 from sightline.engine import Translator
-from sightline.model.transformer import EncoderDecoder
-from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["Grammar", "grammar", "translations"]
+__all__ = ["Grammar", "grammar"]
 
 
 class Grammar(NamedTuple):
@@ -19,18 +17,13 @@ class Grammar(NamedTuple):
     """Share of the sentences with "it" that have the correct pronoun: er, sie or es."""
 
 
-def grammar(model: EncoderDecoder, tokenizer: Tokenizer, split: Split = "test", count: int = 1000) -> Grammar:
-    """Translate sentences of a split, and return the accuracy."""
+def grammar(translator: Translator, split: Split = "test", count: int = 1000) -> Grammar:
+    """Translate sentences of a split by greedy search, and return the accuracy."""
     pairs = list(generate(split, count))
-    texts = translations(model, tokenizer, [pair.source for pair in pairs])
+    texts = [one.text for one in translator.translate([pair.source for pair in pairs], beams=1)]
     exact = [text == pair.target for text, pair in zip(texts, pairs, strict=True)]
     pronouns = [_pronoun(text) == _expected(pair) for text, pair in zip(texts, pairs, strict=True) if _expected(pair)]
     return Grammar(sum(exact) / len(exact), sum(pronouns) / max(len(pronouns), 1))
-
-
-def translations(model: EncoderDecoder, tokenizer: Tokenizer, sources: list[str]) -> list[str]:
-    """Translate by greedy search."""
-    return [one.text for one in Translator(model, tokenizer).translate(sources, beams=1)]
 
 
 def _expected(pair: Pair) -> str | None:

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from sightline.config import SearchConfig
 from sightline.data.feed import Feed, Place
 from sightline.data.store import Store
-from sightline.engine.translator import translation_request
-from sightline.model.transformer import EncoderDecoder, Model
-from sightline.search.driver import search
-from sightline.search.recorded import release
+from sightline.engine.results import Plan
+from sightline.engine.translator import Translator, translation_request
+from sightline.model.transformer import Model
 from sightline.text.tokenizer import Tokenizer
 from sightline.train.step import Objective
 
@@ -72,21 +71,28 @@ class Validation:
             with torch.compiler.set_stance("force_eager"):
                 with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
                     loss = self.loss(Objective(model, 0.0), device)
-                if not (self.pairs and isinstance(model, EncoderDecoder)):
+                if not self.pairs:
                     return ValidationResult(loss, {}, [])
-                # Sources longer than the model can read are cut.
-                limit = model.config.positions.max_length - 1
-                options = SearchConfig(beams=self.beams)
-                found = search(
-                    model, [translation_request(ids[:limit], options, model.config) for ids in self.sources], options
-                )
-                release(model)  # training needs the memory
+                texts = self._translate(model)
         finally:
             model.train(training)
-        texts = [self.tokenizer.decode(best.ids) for (best, *_) in found]
         scores = self.score(texts, [reference for _, reference in self.pairs]) if self.score else {}
         samples = [(*pair, text) for pair, text in zip(self.pairs[:SAMPLES], texts, strict=False)]
         return ValidationResult(loss, scores, samples)
+
+    def _translate(self, model: Model) -> list[str]:
+        """Translate the sources; those that are longer than the model can read are cut. The size of the batches does
+        not depend on free memory, so that a resumed run equals an uninterrupted one."""
+        options, limit = SearchConfig(beams=self.beams), model.config.positions.max_length - 1
+        requests = [translation_request(ids[:limit], options, model.config) for ids in self.sources]
+        plan = Plan(
+            requests,
+            options,
+            lambda answers: [self.tokenizer.decode(best.ids) for best, *_ in answers],
+            log_probs=False,
+        )
+        with Translator(model, self.tokenizer, batch_tokens=self.feed.batch_tokens) as translator:
+            return translator.run(plan)
 
     @torch.no_grad()
     def loss(self, objective: torch.nn.Module, device: torch.device) -> float:
