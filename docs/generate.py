@@ -123,11 +123,11 @@ NOTE = "<!-- Written by docs/generate.py from the code; edit the code instead. -
 
 
 def config() -> str:
-    """Every option."""
+    """Return the page of the options."""
     lines = [
         "# Options\n",
         "Of models and their training; `sightline config explain` prints them, with the values of a preset or a file.",
-        "Those of a [search](#of-a-search) stand below, those of the service in its [guide](../guides/serve.md).\n",
+        "Options of a [search](#of-a-search) are below, those of the service in its [guide](../guides/serve.md).\n",
         *_options(Config),
         "\n## Of a search\n",
         "For `sightline translate --set option=value`, and as arguments of `engine.translate` (there it is `beam`).\n",
@@ -197,7 +197,7 @@ def _parameter(command: Any, parameter: Any) -> str:
 
 
 def _default(value: Any, flag: str) -> str:
-    """Of what is on unless it is switched off, the flag that says so. What is off or left out by itself has none."""
+    """Return the default of an option: of a flag that is on by default, its name; of one that is off, nothing."""
     if value is True:
         return f"`{flag}`"
     return f"`{value}`" if isinstance(value, str | int | float | Path) and value is not False else ""
@@ -215,8 +215,8 @@ def _commands(path: str, command: Any) -> Iterator[tuple[str, click.Command]]:
 
 
 def api() -> str:
-    """Every public name with its signature and what it says of itself."""
-    lines = ["# Python\n", "`import sightline` gives the names most people need:", ""]
+    """Return the page of every public name with its signature and docstring."""
+    lines = ["# Python\n", "`import sightline` has the names for most uses:", ""]
     package = importlib.import_module("sightline")
     lines += [f"- `{name}`, from `{getattr(package, name).__module__}`" for name in package.__all__] + [""]
     for name in MODULES:
@@ -240,7 +240,7 @@ def _module(module: ModuleType) -> list[str]:
 
 
 def _signature(node: ast.ClassDef | ast.FunctionDef) -> str:
-    """As the source has it, without the types."""
+    """Return a signature of the source without its types."""
     if isinstance(node, ast.ClassDef):
         return f"`{node.name}`"
     arguments = node.args
@@ -251,7 +251,7 @@ def _signature(node: ast.ClassDef | ast.FunctionDef) -> str:
 
 
 def trace_names() -> str:
-    """What a trace holds, from a real one."""
+    """Return the page of the names in a real trace."""
     stack = {"layers": 1, "heads": 2, "d_ff": 6}
     model = build(ModelConfig(vocab_size=9, d_model=8, encoder=stack, decoder=stack)).eval()
     with torch.no_grad(), tracing(model) as trace:

@@ -1,4 +1,4 @@
-"""Draw what `sightline demo` prints: `python docs/images/demo.py` writes demo.svg beside itself."""
+"""Draw what `sightline demo` prints: `python docs/images/demo.py` writes demo.svg to its folder."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Take pictures of the page: `python docs/images/page.py` writes page-*.png beside itself.
+"""Take pictures of the page: `python docs/images/page.py` writes page-*.png to its folder.
 
 Needs Chromium (named by CHROMIUM, if it is called otherwise).
 """
@@ -27,7 +27,7 @@ SHOTS = {
     "glass": ({"room": "glass", "text": RIDDLE, "word": "t8", "open": CROSS, "heads": "0-1-2-3"}, (1400, 1000)),
     "beams": ({"room": "beams", "model": "half-taught", "text": RIDDLE, "beam": 4}, (1280, 900)),
 }
-"""What is on each: the address, and the size of the window. Behind `weil`, the eighth token, the pronoun is written; a
+"""Each picture: the address, and the size of the window. Behind `weil`, the eighth token, the pronoun is written; a
 model that is sure of every word has no beams to show, so these are of one that is still learning."""
 
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -143,7 +144,7 @@ def test_interrupted_and_resumed_output_equals_uninterrupted(taught, tmp_path, h
 
 
 def test_closed_output_pipe(taught):
-    command = f"{sys.executable} -m sightline.cli.main translate {taught} | head -n 1"
+    command = f"{shlex.join([*COMMAND, 'translate', str(taught)])} | head -n 1"
     done = subprocess.run(
         ["bash", "-c", command], input="\n".join(TEXTS * 30).encode(), capture_output=True, check=False
     )
