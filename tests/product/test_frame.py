@@ -44,15 +44,6 @@ ORDER = [
     {"scale"},
     {"cli"},
 ]
-MOVING = {"checkpoint": "model_folder", "folders": "model_folder"}
-"""Modules that the redesign deletes, and the row that they count for until then."""
-UNFINISHED = {
-    ("evaluate", "train"),
-    ("interop", "engine"),
-    "trace.explain",
-    "trace.what_if",
-}
-"""Imports, and modules with tests of the architecture, that the redesign still has to remove."""
 ONLY_IN = {
     "typer": {"cli"},
     "rich": {"cli", "train"},
@@ -95,7 +86,7 @@ def test_transformer_has_at_most_400_lines():
 
 def row(package: str) -> int:
     """Return the place of a package in the order, or -1."""
-    return next((i for i, packages in enumerate(ORDER) if MOVING.get(package, package) in packages), -1)
+    return next((i for i, packages in enumerate(ORDER) if package in packages), -1)
 
 
 def test_every_package_is_in_the_import_order():
@@ -112,15 +103,14 @@ def test_imports_point_one_way(name):
         if top == "sightline" and rest != "__version__":
             module = sightline._HOME.get(rest, imported)  # `from sightline import load` imports the module of `load`
             package = module.split(".")[1]
-            earlier = package == own or row(package) < row(own)
-            assert earlier or (own, package) in UNFINISHED, f"{name} imports {imported}"
+            assert package == own or row(package) < row(own), f"{name} imports {imported}"
     if own == "serve":
         assert not any(imported.startswith("sightline.train") for imported in imports(MODULES[name]))
 
 
 # --- No test of the architecture outside of the model
 
-MODEL_CLASSES = {"EncoderDecoder", "DecoderOnly", "EncoderOnly", "Model", "Generative"}
+MODEL_CLASSES = {"EncoderDecoder", "DecoderOnly", "EncoderOnly", "Generative"}
 ANY_MODEL = {"search", "backends", "trace", "engine"}
 KNOWS_THE_ARCHITECTURE = {"engine.load", "backends.ctranslate2_format"}
 """They choose the engine of a model, and refuse to write a model that the format cannot hold."""
@@ -160,7 +150,7 @@ def _listed(nodes: ast.expr | list[ast.expr]) -> list[ast.expr]:
 
 
 @pytest.mark.parametrize(
-    "name", sorted({n for n in MODULES if n.partition(".")[0] in ANY_MODEL} - KNOWS_THE_ARCHITECTURE - UNFINISHED)
+    "name", sorted({n for n in MODULES if n.partition(".")[0] in ANY_MODEL} - KNOWS_THE_ARCHITECTURE)
 )
 def test_no_test_of_the_architecture(name):
     assert architecture_tests(MODULES[name].read_text("utf-8")) == []
