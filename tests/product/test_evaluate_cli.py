@@ -153,15 +153,15 @@ def models(corpus, monkeypatch):
             raise CheckpointError(f"{path}: no model found", value=path)
         answers = {"run": [f"{GOOD[0]}\n{GOOD[0]}", *GOOD[1:]], "other": BAD}[path]
 
-        def translate(texts, *, beam):
-            asked.append((path, list(texts), beam, device, precision, shortlist))
+        def translate(texts, *, beams):
+            asked.append((path, list(texts), beams, device, precision, shortlist))
             return [SimpleNamespace(text=text) for text in answers]
 
         return SimpleNamespace(translate=translate)
 
     for name in ("run", "other", "broken"):
         (corpus / name).mkdir()
-    monkeypatch.setitem(sys.modules, "sightline.engine", SimpleNamespace(load=load))
+    monkeypatch.setitem(sys.modules, "sightline.engine", SimpleNamespace(load_translator=load))
     return asked
 
 
@@ -188,7 +188,7 @@ def test_scores_of_a_trained_model_are_those_of_its_translations(run, corpus):
     train_here(corpus, corpus / "run", "train.steps=2", validated=False)
     done = run("run", "--reference", "test.de", "--source", "test.en", "--device", "cpu", "--save", "out", "--json")
     assert done.code == 0
-    texts = [found.text for found in engine.load("run", device="cpu").translate(SOURCES, beam=4)]
+    texts = [found.text for found in engine.load("run", device="cpu").translate(SOURCES, beams=4)]
     assert (corpus / "out").read_text("utf-8") == "".join(f"{text}\n" for text in texts)
     found = json.loads(done.out)["systems"][0]["scores"]
     assert found == {name: score._asdict() for name, score in estimate(texts, REFERENCES).items()}
