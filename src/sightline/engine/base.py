@@ -155,7 +155,7 @@ class Engine:
 
 
 class Encodings:
-    """The ids of texts. Each distinct text is encoded once."""
+    """The ids of texts. Each distinct text is encoded once; ids stay as they are."""
 
     def __init__(self, tokenizer: Tokenizer, *, spans: bool = False) -> None:
         """`spans`: keep the spans of the tokens too, which takes longer."""
@@ -163,14 +163,14 @@ class Encodings:
         self.ids: dict[str, list[int]] = {}
         self.spans: dict[str, list[Span]] = {}
 
-    def __call__(self, texts: Sequence[str]) -> list[list[int]]:
-        new = list(dict.fromkeys(text for text in texts if text not in self.ids))
+    def __call__(self, texts: Sequence[str | list[int]]) -> list[list[int]]:
+        new = list(dict.fromkeys(text for text in texts if isinstance(text, str) and text not in self.ids))
         if new and self.with_spans:
             for text, (ids, spans) in zip(new, self.tokenizer.encode_with_spans(new), strict=True):
                 self.ids[text], self.spans[text] = ids, spans
         elif new:
             self.ids |= zip(new, self.tokenizer.encode(new), strict=True)
-        return [self.ids[text] for text in texts]
+        return [self.ids[text] if isinstance(text, str) else text for text in texts]
 
     def words(self, text: str, part: str, start: int) -> Words:
         """Return a part of a text as tokens with the number of their words in the whole text."""

@@ -106,8 +106,7 @@ class Translator(Engine):
         log_probs: bool = True,
     ) -> Plan[list[Translation]]:
         """Make the translation of texts ready: segments, requests and the way back to translations."""
-        encode_source = Encodings(self.tokenizer.source, spans=align)
-        encode = encode_source if self.tokenizer.source is self.tokenizer else Encodings(self.tokenizer)
+        encode_source, encode = self.encodings(spans=align)
         prefixes = [prefix or ""] * len(texts) if prefix is None or isinstance(prefix, str) else list(prefix)
         if len(prefixes) != len(texts):
             raise InputError(
@@ -142,20 +141,29 @@ class Translator(Engine):
         searched = options if options.rerank == "none" else options.model_copy(update={"nbest": options.beams})
         return Plan(requests, searched, assemble, pieces[0] if len(pieces) == 1 else (), log_probs)
 
+    def encodings(self, *, spans: bool = False) -> tuple[Encodings, Encodings]:
+        """Return the encoders of sources and of targets for one call. `spans`: of sources."""
+        source = Encodings(self.tokenizer.source, spans=spans)
+        return source, source if self.tokenizer.joint else Encodings(self.tokenizer)
+
     def incremental_text(self, plan: Plan[Any]) -> IncrementalText:
         """Return the text of a plan for one text, to be built token by token."""
         return IncrementalText(self.tokenizer, plan.pieces)
 
-    def tree(self, text: str, *, beams: int = 4, prefix: str = "", **options: Any) -> Tree:
-        """Return all hypotheses that a beam search for the translation of a text considers, with their fates."""
-        plan = self.plan([text], SearchConfig(beams=beams, **options), prefix=prefix)
+    def tree(self, text: str | Plan[Any], *, beams: int = 4, prefix: str = "", **options: Any) -> Tree:
+        """Return all hypotheses that a beam search for the translation of a text considers, with their fates. A plan
+        has its own options."""
+        plan = self.plan([text], SearchConfig(beams=beams, **options), prefix=prefix) if isinstance(text, str) else text
         self._one_segment(plan)
         return grow_tree(self.torch.model, plan.requests[0], plan.options)
 
-    def score(self, sources: Sequence[str], targets: Sequence[str], *, first: int = 1) -> list[Scored]:
-        """Return the probability of each target as the translation of its source, token by token. Errors number the
-        pairs from `first`."""
-        given, wanted = self.tokenizer.source.encode(sources), self.tokenizer.encode(targets)
+    def score(
+        self, sources: Sequence[str | list[int]], targets: Sequence[str | list[int]], *, first: int = 1
+    ) -> list[Scored]:
+        """Return the probability of each target as the translation of its source, token by token. Both are texts or
+        ids, without start and end. Errors number the pairs from `first`."""
+        encode_source, encode = self.encodings()
+        given, wanted = encode_source(sources), encode(targets)
         self._check_pairs(given, wanted, first)
         options = SearchConfig()
         requests = [translation_request(ids, options, self.model.config) for ids in given]
@@ -166,11 +174,20 @@ class Translator(Engine):
         ]
 
     def alternatives(
-        self, text: str, target: str | list[int], position: int, count: int = 5, *, beams: int = 4, **options: Any
+        self,
+        text: str | Plan[Any],
+        target: str | list[int],
+        position: int,
+        count: int = 5,
+        *,
+        beams: int = 4,
+        **options: Any,
     ) -> list[Alternative]:
         """Return the likeliest tokens at a position of `target`, a translation of `text` or its beginning (as text or
-        ids), and the best translation with each of them."""
-        plan = self.plan([text], SearchConfig(beams=beams, **options), log_probs=False)
+        ids), and the best translation with each of them. A plan has its own options."""
+        if isinstance(text, str):
+            text = self.plan([text], SearchConfig(beams=beams, **options), log_probs=False)
+        plan = text
         self._one_segment(plan)
         answer = self.tokenizer.encode([target])[0] if isinstance(target, str) else target
         if not 0 <= position <= len(answer) or position >= self.longest_source:

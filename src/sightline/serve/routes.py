@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qs
@@ -15,13 +15,14 @@ from torch import Tensor
 
 from sightline import __version__
 from sightline.config import SearchConfig
-from sightline.engine import Engine, Segment, Translator
-from sightline.engine import Translation as Found
+from sightline.engine import Engine, Plan, Reader, Translation, Translator
 from sightline.errors import SightlineError
 from sightline.serve import schemas
 from sightline.serve.models import NAMES
 from sightline.serve.problems import Problem, invalid, responses
 from sightline.serve.service import Service
+from sightline.special import END, START
+from sightline.text.tokenizer import with_end
 from sightline.trace.pack import PIECE, numbers, pack
 from sightline.trace.trace import Trace
 
@@ -96,7 +97,7 @@ async def stream(body: schemas.StreamRequest, request: Request, service: Serving
     return StreamingResponse(lines(), media_type="text/event-stream", headers=headers)
 
 
-def _event(event: str | Found) -> str:
+def _event(event: str | Translation) -> str:
     if isinstance(event, str):
         return f"event: token\ndata: {json.dumps({'text': event}, ensure_ascii=False)}\n\n"
     whole = _translation(event, schemas.TranslateRequest(text="", details=True))
@@ -111,8 +112,11 @@ async def score(body: schemas.ScoreRequest, request: Request, service: Serving) 
     name, engine = await service.models.engine(body.model)
 
     def work() -> list[Any]:
-        _check_tokens(service, engine, sources, targets)
-        return engine.score(sources, targets)
+        encode_source, encode = engine.encodings()
+        given, wanted = encode_source(sources), encode(targets)
+        _check_length(service, "text", *map(len, given))
+        _check_length(service, "target", *map(len, wanted))
+        return engine.score(given, wanted)
 
     found = await on_model_thread(service, request, engine, work)
     return schemas.ScoreAnswer(model=name, scores=[schemas.Scored(**one._asdict()) for one in found])
@@ -128,8 +132,11 @@ async def alternatives(
     name, engine = await service.models.engine(body.model)
 
     def work() -> list[Any]:
-        _check_tokens(service, engine, [body.text], [body.target])
-        return engine.alternatives(body.text, body.target, body.position, body.count, beams=body.beam)
+        plan = engine.plan([body.text], SearchConfig(beams=body.beam), log_probs=False)
+        (target,) = engine.tokenizer.encode([body.target])
+        _check_length(service, "text", len(_join(engine, (one.source for one in plan.requests))))
+        _check_length(service, "target", len(target))
+        return engine.alternatives(plan, target, body.position, body.count)
 
     found = await on_model_thread(service, request, engine, work)
     some = [schemas.Alternative(**one._asdict()) for one in found]
@@ -144,9 +151,11 @@ async def beams(body: schemas.BeamsRequest, request: Request, service: Serving) 
     name, engine = await service.models.engine(body.model)
 
     def work() -> schemas.BeamsAnswer:
-        _check_tokens(service, engine, [body.text], [body.prefix])
-        options = {"length_penalty": body.length_penalty, "nbest": body.nbest}
-        tree = engine.tree(body.text, beams=max(body.beam, body.nbest), prefix=body.prefix, **options)
+        plan = engine.plan([body.text], body.config(), prefix=body.prefix)
+        source = _join(engine, (one.source for one in plan.requests))
+        _check_length(service, "text", len(source))
+        _check_length(service, "prefix", *(len(request.constraints.prefix) for request in plan.requests))
+        tree = engine.tree(plan)
         tokenizer, details = engine.tokenizer, schemas.TranslateRequest(text="", details=True)
         tokens = tokenizer.pieces(node.token for node in tree.nodes)
         texts = [tokenizer.decode(tree.ids(number)) for number in range(len(tree.nodes))]
@@ -154,17 +163,10 @@ async def beams(body: schemas.BeamsRequest, request: Request, service: Serving) 
             schemas.Beam(**{**node._asdict(), "token": token, "text": text})
             for node, token, text in zip(tree.nodes, tokens, texts, strict=True)
         ]
-        found = [
-            Found(
-                tokenizer.decode(one.ids),
-                one.score,
-                [Segment([], one.ids, tokenizer.pieces(one.ids), one.log_probs, one.score)],
-            )
-            for one in tree.answers
-        ]
-        source = tokenizer.source.pieces(tokenizer.source.encode([body.text])[0])
-        answers = [_translation(one, details) for one in found]
-        return schemas.BeamsAnswer(model=name, source=source, beams=nodes, translations=answers)
+        (best,) = plan.assemble([tree.answers])
+        answers = [_translation(one, details) for one in (best, *best.alternatives)]
+        pieces = tokenizer.source.pieces(source)
+        return schemas.BeamsAnswer(model=name, source=pieces, beams=nodes, translations=answers)
 
     return await on_model_thread(service, request, engine, work)
 
@@ -173,30 +175,24 @@ async def beams(body: schemas.BeamsRequest, request: Request, service: Serving) 
 async def trace(body: schemas.TraceRequest, request: Request, service: Serving) -> schemas.TraceAnswer:
     """Trace the model and list the recorded tensors. Their values are fetched by the id of the trace."""
     body = cap_beams(body, service)
-    target, result = body.target, None
+    _check(service, [body.text, *filter(None, [body.target])], body.beam)
     name, engine = await service.models.opened(body.model)
-    if not isinstance(engine, Translator):
-        if target is not None:
-            architecture = engine.model.config.architecture
-            detail = f"`target` does not apply to {name}, which is {architecture}. Leave it out."
-            raise Problem("invalid", detail)
-    elif target is None:
-        await on_model_thread(service, request, engine, lambda: _check_tokens(service, engine, [body.text]))
-        (result,), _ = await _translate(body, [body.text], body.model, request, service)
-        target = result.text
-    targets = [] if target is None else [target]
-    _check(service, [body.text, *targets], body.beam)
+    result = None
+    if not isinstance(engine, Translator) and body.target is not None:
+        architecture = engine.model.config.architecture
+        detail = f"`target` does not apply to {name}, which is {architecture}. Leave it out."
+        raise Problem("invalid", detail)
+    if isinstance(engine, Translator) and body.target is None:
+        (result,), _ = await _translate(body, [body.text], body.model, request, service, traced=True)
 
     def work() -> schemas.TraceAnswer:
-        _check_tokens(service, engine, [body.text], targets, "target" if body.target else "translation")
-        written = result is not None and len(result.segments) == 1  # then the trace has the ids that were written
-        seen = engine.trace(result) if written else engine.trace(body.text, *targets)
+        seen, parts = _trace(service, engine, body, result)
         number = service.traces.add(seen, engine)
         return schemas.TraceAnswer(
             id=number,
             model=name,
-            target=target,
-            parts=len(engine.plan([body.text], SearchConfig()).requests) if isinstance(engine, Translator) else 1,
+            target=body.target if result is None else result.text,
+            parts=parts,
             config=engine.model.config.model_dump(),
             tokens=seen.tokens,
             ids=seen.ids,
@@ -442,15 +438,27 @@ def _libre(kind: str, body: bytes) -> schemas.LibreRequest:
 
 
 async def _translate(
-    body: schemas.SearchRequest, texts: Sequence[str], model: str | None, request: Request, service: Service
-) -> tuple[list[Found], str]:
+    body: schemas.SearchRequest,
+    texts: Sequence[str],
+    model: str | None,
+    request: Request,
+    service: Service,
+    *,
+    traced: bool = False,
+) -> tuple[list[Translation], str]:
     body = cap_beams(body, service)
     options, fields = body.config(), body.model_dump()
     forbid, require = fields.get("without", []), fields.get("within", [])
     _check(service, [*texts, *forbid, *require, *filter(None, [body.prefix])], options.beams)
     name, engine = await service.models.engine(model)
     more = {"align": fields.get("align", False), "log_probs": fields.get("details", False)}
-    make_plan = partial(engine.plan, texts, options, prefix=body.prefix, forbid=forbid, require=require, **more)
+
+    def make_plan() -> Plan[list[Translation]]:
+        plan = engine.plan(texts, options, prefix=body.prefix, forbid=forbid, require=require, **more)
+        if traced:
+            _check_length(service, "text", len(_join(engine, (one.source for one in plan.requests))))
+        return plan
+
     try:
         found = await service.translate(request, name, engine, texts, make_plan)
     except SightlineError as error:
@@ -484,15 +492,37 @@ def _check(service: Service, texts: Sequence[str], beams: int = 1) -> None:
         raise Problem("invalid", f"`beam` must be at most {config.max_beams}, got {beams}.")
 
 
-def _check_tokens(
-    service: Service, engine: Engine, sources: Sequence[str], targets: Sequence[str] = (), name: str = "target"
-) -> None:
-    """Limit the length of texts that are computed in one step. `name`: of the targets."""
-    most, tokenizer = service.config.max_traced, engine.tokenizer
-    for field, texts in (("text", tokenizer.source.encode(sources)), (name, tokenizer.encode(targets))):
-        longest = max(map(len, texts), default=0)
-        if longest > most:
-            raise Problem("too-large", f"`{field}` has {longest} tokens, more than {most}. Send less text.")
+def _check_length(service: Service, name: str, *lengths: int) -> None:
+    """Limit the tokens of texts that are computed in one step."""
+    longest, most = max(lengths, default=0), service.config.max_traced
+    if longest > most:
+        raise Problem("too-large", f"`{name}` has {longest} tokens, more than {most}. Send less text.")
+
+
+def _join(engine: Translator, sources: Iterable[list[int]]) -> list[int]:
+    """Return the ids of a text without its end, from the sources of its segments."""
+    end = engine.model.config.source_end
+    return [id for source in sources for id in source[: len(source) - end]]  # noqa: A001
+
+
+def _trace(
+    service: Service, engine: Engine, body: schemas.TraceRequest, result: Translation | None
+) -> tuple[Trace, int]:
+    """Trace the ids that were read and written for `result`, or those of the texts in the request. Return the trace and
+    the number of segments. Several segments are traced in one pass."""
+    if not isinstance(engine, Translator):
+        (ids,) = engine.tokenizer.encode([body.text])
+        _check_length(service, "text", len(ids))
+        return engine.trace([START, *ids, END] if isinstance(engine, Reader) else [START, *ids]), 1
+    if result is not None:
+        sources, target = [segment.source_ids for segment in result.segments], result.ids
+    else:
+        sources = [request.source for request in engine.plan([body.text], SearchConfig()).requests]
+        (target,) = engine.tokenizer.encode([body.target or ""])
+    source = _join(engine, sources)
+    _check_length(service, "text", len(source))
+    _check_length(service, "translation" if result else "target", len(target))
+    return engine.trace(with_end(source, engine.model.config.source_end), target), len(sources)
 
 
 def _check_names(seen: Trace, names: Sequence[str]) -> None:
@@ -514,7 +544,7 @@ def _tensor(seen: Trace, name: str) -> schemas.Tensor:
     return schemas.Tensor(name=name, axes=list(sizes), shape=list(sizes.values()))
 
 
-def _translation(found: Found, body: schemas.TranslateRequest) -> schemas.Translation:
+def _translation(found: Translation, body: schemas.TranslateRequest) -> schemas.Translation:
     return schemas.Translation(
         text=found.text,
         score=None if math.isnan(found.score) or math.isinf(found.score) else found.score,
