@@ -19,7 +19,7 @@ def number(text):
 
 @pytest.fixture(scope="module")
 def tree(taught):
-    return sightline.load(taught, device="cpu", engine="torch").beams(TEXT, beam=3, nbest=3, length_penalty=0.6)
+    return sightline.load(taught, device="cpu", backend="torch").tree(TEXT, beams=3, nbest=3, length_penalty=0.6)
 
 
 def test_the_tree_is_the_search(visit, tree, taught):
@@ -95,7 +95,7 @@ def test_the_box_is_no_higher_than_its_tree(visit):
 
 
 def test_a_forced_beginning_is_looked_at_where_the_search_is_free(visit, taught):
-    engine = sightline.load(taught, device="cpu", engine="torch")
+    engine = sightline.load(taught, device="cpu", backend="torch")
     begins = " ".join(engine.translate([TEXT])[0].text.split()[:3])
     page = visit(width=600).go(address(prefix=begins))
     page.locator(".forced p").wait_for()

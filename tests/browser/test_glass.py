@@ -21,7 +21,7 @@ def address(**view):
 
 @pytest.fixture(scope="module")
 def trace(taught):
-    return sightline.load(taught, device="cpu", engine="torch").trace(TEXT, TARGET)
+    return sightline.load(taught, device="cpu", backend="torch").trace(TEXT, TARGET)
 
 
 def number(text):
@@ -103,7 +103,7 @@ def test_until_the_model_answers_a_stored_trace_is_shown_and_called_so(visit, tr
 
 def test_the_stored_trace_is_what_the_shipped_model_computes():
     packed, pair = read(WEB / "src" / "stored.bin"), riddle()[0]
-    trace = sightline.load("coref", device="cpu", engine="torch").trace(pair.source, pair.target)
+    trace = sightline.load("coref", device="cpu", backend="torch").trace(pair.source, pair.target)
     assert packed.tokens == trace.tokens
     assert packed.names() == [name for name in trace.names() if name.endswith("attention.probabilities")]
     for name in packed.names():
@@ -479,5 +479,5 @@ def test_the_output_shows_the_likeliest_words(visit, trace, taught):
     probabilities = trace["probabilities"].numpy()[2]
     best = probabilities.argsort()[::-1][: len(shown)]
     assert np.abs(np.array(shown) - probabilities[best]).max() < 1e-4
-    words = sightline.load(taught, device="cpu", engine="torch").tokenizer
+    words = sightline.load(taught, device="cpu", backend="torch").tokenizer
     assert page.locator(".body tbody th").all_inner_texts() == [one.removeprefix("▁") for one in words.pieces(best)]

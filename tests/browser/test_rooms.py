@@ -127,7 +127,7 @@ def shipped(folders):
 
 @pytest.fixture(scope="module")
 def coref():
-    return sightline.load("coref", device="cpu", engine="torch")
+    return sightline.load("coref", device="cpu", backend="torch")
 
 
 def asked(page):
@@ -188,7 +188,7 @@ def test_the_shipped_model_is_tried_with_what_it_knows(visit, shipped, coref):
     tried = page.get_by_role("list", name="Try").get_by_role("button").all_inner_texts()
     right = {pair.source: pair.target for pair in [*riddle(), *generate("test", 100)]}
     assert len(tried) == 4
-    assert [one.text for one in coref.translate(tried, beam=1)] == [right[one] for one in tried]
+    assert [one.text for one in coref.translate(tried, beams=1)] == [right[one] for one in tried]
     page.get_by_label("Model").select_option("half-taught")
     page.get_by_role("option", name="half-taught", selected=True).wait_for(state="attached")
     assert page.get_by_role("list", name="Try").get_by_role("button").all_inner_texts() == tried
@@ -201,7 +201,7 @@ def test_a_sample_is_what_the_glass_shows(visit, shipped, coref):
     page = visit(url=shipped.url).go("?model=coref&sample=1&seed=2&text=I+am+a+student.")
     page.locator("[data-word]").first.wait_for()
     drawn = page.locator("[data-word]").all_inner_texts()
-    assert " ".join(drawn) != coref.translate(["I am a student."], beam=1)[0].text
+    assert " ".join(drawn) != coref.translate(["I am a student."], beams=1)[0].text
     page.get_by_role("button", name="Glass").click()
     assert "".join(writes(page)[1:]) == "".join(drawn)
     page.get_by_role("button", name="Beams").click()

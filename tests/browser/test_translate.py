@@ -15,7 +15,7 @@ def address(**view):
 
 @pytest.fixture(scope="module")
 def engine(taught):
-    return sightline.load(taught, device="cpu", engine="torch")
+    return sightline.load(taught, device="cpu", backend="torch")
 
 
 def said(page):
@@ -27,27 +27,27 @@ def said(page):
 
 def test_what_is_shown_is_what_the_engine_writes(visit, engine):
     page = visit().go(address())
-    right = engine.translate([TEXT], beam=1)[0].text
+    right = engine.translate([TEXT], beams=1)[0].text
     said(page).get_by_text(right).first.wait_for(state="attached")
     page.get_by_role("slider", name="Beams").focus()
     for _ in range(3):
         page.keyboard.press("ArrowRight")
     page.wait_for_url("**beam=4**")
-    said(page).get_by_text(engine.translate([TEXT], beam=4)[0].text).first.wait_for(state="attached")
+    said(page).get_by_text(engine.translate([TEXT], beams=4)[0].text).first.wait_for(state="attached")
 
 
 def test_a_text_is_translated_as_it_is_typed(visit, engine):
     page = visit().go()
     page.get_by_role("textbox").fill("The dog is old.")
     page.wait_for_url("**The+dog+is+old**")
-    right = engine.translate(["The dog is old."], beam=1)[0].text
+    right = engine.translate(["The dog is old."], beams=1)[0].text
     said(page).get_by_text(right).first.wait_for(state="attached")
 
 
 def test_another_word_can_be_chosen_and_opened_in_the_glass(visit, engine):
     page = visit().go(address())
     panel = said(page)
-    own = engine.translate([TEXT], beam=1)[0].text
+    own = engine.translate([TEXT], beams=1)[0].text
     panel.get_by_text(own).first.wait_for(state="attached")
     first = own.split()[0]
     panel.get_by_role("button", name=first).first.click()
@@ -69,7 +69,7 @@ def test_scores_are_those_of_the_engine(visit, engine):
     page = visit().go(address(scores="1"))
     said(page)
     page.get_by_text("Score", exact=True).first.wait_for()
-    found = engine.translate([TEXT], beam=1)[0]
+    found = engine.translate([TEXT], beams=1)[0]
     total = f"{sum(found.log_probs):.4f}".replace("-", "\u2212")
     page.get_by_text(total).first.wait_for()
 

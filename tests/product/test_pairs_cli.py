@@ -120,7 +120,7 @@ def test_interrupted_and_resumed_equals_uninterrupted_and_train(taught, within, 
     assert (code, out) == (0, "run\n"), err
     whole = tmp_path / "whole" / "run"
     assert "run/distilled.tsv: 120 pairs; 1 of 121 lines" in err
-    expected = library.load(taught).translate(TEXTS[:120], beam=2)
+    expected = library.load(taught).translate(TEXTS[:120], beams=2)
     assert [pair for pair in rows(whole / "distilled.tsv") if any(pair)] == [
         (text, one.text) for text, one in zip(TEXTS, expected, strict=False)
     ]
@@ -153,7 +153,7 @@ def test_student_prefers_the_translations_of_its_teacher(taught, within, tmp_pat
     assert code == 0, err
     teacher, student = library.load(taught), library.load(tmp_path / "run")
     texts = TEXTS[:100]
-    translations = [found.text for found in teacher.translate(texts, beam=1)]
+    translations = [found.text for found in teacher.translate(texts, beams=1)]
     right = [one.log_prob for one in student.score(texts, translations)]
     swapped = [one.log_prob for one in student.score(texts, [translations[i ^ 1] for i in range(100)])]
     # Two texts and their translations: the same four on both sides, so that lengths do not matter.
@@ -172,7 +172,7 @@ def test_resumed_samples_equal_those_of_the_engine(taught, tmp_path):
     done = sightline(tmp_path, *command, out, "--resume")
     assert (done.returncode, done.stdout) == (0, f"{out}\n"), done.stderr
     engine = library.load(taught)
-    expected = engine.translate(TEXTS, beam=1, sample=True, seed=5, top_k=40, temperature=0.9)
+    expected = engine.translate(TEXTS, beams=1, sample=True, seed=5, top_k=40, temperature=0.9)
     assert rows(out) == [(one.text, text) for one, text in zip(expected, TEXTS, strict=True)]
     assert list(read_pairs(Table(out))) == rows(out)
 
@@ -200,7 +200,10 @@ class FixedTranslator:
     def __init__(self, answers):
         self.answers = answers
 
-    def search(self, texts, *_, **__):
+    def plan(self, texts, *_, **__):
+        return texts
+
+    def run(self, texts):
         return [SimpleNamespace(text=self.answers[text]) for text in texts]
 
 

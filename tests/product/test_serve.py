@@ -32,6 +32,7 @@ from sightline.serve.models import Models, named
 from sightline.serve.problems import Problem
 from sightline.serve.service import Service, Traces
 from sightline.special import END, START
+from sightline.text.tokenizer import Tokenizer
 from sightline.trace.pack import PIECE, read
 from support import raises
 
@@ -71,7 +72,7 @@ def test_translations_equal_those_of_the_engine(server, engine):
         {"align": True},
         {"beam": 2, "sample": True},
     ):
-        more = {name: value for name, value in options.items() if name != "details"}
+        more = {"beams" if name == "beam" else name: value for name, value in options.items() if name != "details"}
         expected = engine.translate(TEXTS[:6], **more)
         for mine, theirs in zip(server.translate(TEXTS[:6], **options), expected, strict=True):
             assert mine["text"] == theirs.text
@@ -112,11 +113,11 @@ def test_streamed_chunks_add_up_to_the_translation(server, engine):
         *told, (last, whole) = events(answer)
         assert last == "done"
         assert {kind for kind, _ in told} <= {"token"}
-        assert "".join(one["text"] for _, one in told) == whole["text"] == engine.translate(text, beam=1)[0].text
+        assert "".join(one["text"] for _, one in told) == whole["text"] == engine.translate(text, beams=1)[0].text
     assert len(events(server.post("/v1/translate/stream", {"text": TEXTS[0]}))) > 5
     sampled = {"text": TEXTS[0], "sample": True, "seed": 3, "temperature": 2.0}
     drawn = events(server.post("/v1/translate/stream", sampled))[-1][1]["text"]
-    assert drawn == engine.translate(TEXTS[0], beam=1, sample=True, seed=3, temperature=2.0)[0].text
+    assert drawn == engine.translate(TEXTS[0], beams=1, sample=True, seed=3, temperature=2.0)[0].text
 
 
 def test_scores_equal_those_of_the_engine(server, engine):
@@ -264,14 +265,14 @@ def test_query_equals_input_times_a_weight_row(server):
 
 def test_beams_contain_all_hypotheses(server, engine):
     answer = server.post("/v1/beams", {"text": TEXTS[0], "beam": 3}).json()
-    expected = engine.beams(TEXTS[0], beam=3)
+    expected = engine.tree(TEXTS[0], beams=3)
     assert [one["token"] for one in answer["beams"]] == [
         engine.tokenizer.pieces([node.token])[0] for node in expected.nodes
     ]
     assert [one["text"] for one in answer["beams"]] == [
         engine.tokenizer.decode(expected.ids(i)) for i in range(len(expected.nodes))
     ]
-    assert answer["translations"][0]["text"] == engine.translate(TEXTS[0], beam=3)[0].text
+    assert answer["translations"][0]["text"] == engine.translate(TEXTS[0], beams=3)[0].text
     best = max((one for one in answer["beams"] if one["fate"] == "ended"), key=lambda one: one["score"])
     assert best["score"] == pytest.approx(answer["translations"][0]["score"], abs=1e-4)
     assert best["text"] == answer["translations"][0]["text"]
@@ -547,7 +548,7 @@ def local(taught):
 
     def make(keys=None, **limits):
         service = Service(
-            Models({"one": taught}, lambda folder: sightline.load(folder, engine="torch")), ServeConfig(**limits)
+            Models({"one": taught}, lambda folder: sightline.load(folder, backend="torch")), ServeConfig(**limits)
         )
         services.append(service)
         app = create_app(service, keys)
@@ -570,6 +571,53 @@ def local(taught):
     yield make
     for service in services:
         service.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("translate", {"text": [TEXTS[0], TEXTS[1], TEXTS[0]], "align": True, "details": True}),
+        ("translate", {"text": TEXTS[0], "prefix": "Die", "without": ["Hund"]}),
+        (
+            "score",
+            {"pairs": [{"source": TEXTS[0], "target": "Die Katze."}, {"source": TEXTS[0], "target": "Ein Hund."}]},
+        ),
+        ("alternatives", {"text": TEXTS[0], "target": "Die Katze.", "position": 1}),
+        ("beams", {"text": TEXTS[0], "prefix": "Die"}),
+        ("trace", {"text": TEXTS[0]}),
+        ("trace", {"text": f"{TEXTS[0]} {TEXTS[1]}"}),
+        ("trace", {"text": TEXTS[0], "target": "Die Katze."}),
+        ("trace", {"text": TEXTS[0], "prefix": "Die"}),
+    ],
+)
+def test_each_text_is_tokenised_once(local, monkeypatch, path, body):
+    _, send = local()
+    encoded = []
+    for name in ("encode", "encode_with_spans"):
+        original = getattr(Tokenizer, name)
+
+        def count(tokenizer, texts, original=original):
+            encoded.extend(texts)
+            return original(tokenizer, texts)
+
+        monkeypatch.setattr(Tokenizer, name, count)
+    (answer,) = send(("POST", f"/v1/{path}", body))
+    assert answer.status_code == 200, answer.text
+    assert len(encoded) == len(set(encoded)) > 0
+
+
+def test_traced_ids_are_the_ids_that_were_written(local, engine, monkeypatch):
+    """A text can be tokenised in several ways. A trace has the ids of the translation, whatever its text gives."""
+    service, send = local()
+    service.models.load_first()
+    tokenizer = service.models.entries["one"].engine.tokenizer
+    for text in (*TEXTS[:5], f"{TEXTS[0]} {TEXTS[1]}"):
+        (result,) = engine.translate([text])
+        with monkeypatch.context() as patch:
+            patch.setattr(tokenizer, "decode", lambda ids: "Die Katze.")
+            (answer,) = send(("POST", "/v1/trace", {"text": text}))
+        assert answer.json()["ids"]["target"] == [START, *result.ids]
+        assert "Katze" in answer.json()["target"]
 
 
 @pytest.mark.usefixtures("clock")

@@ -61,7 +61,7 @@ def test_unusual_lines(taught):
     assert len(lines) == len(strange)
     assert lines[0] == b""
     assert b"standard input:3: " in done.stderr
-    assert lines[-1].decode() == sightline.load(taught).translate(TEXTS[0], beam=1)[0].text
+    assert lines[-1].decode() == sightline.load(taught).translate(TEXTS[0], beams=1)[0].text
 
 
 @pytest.mark.parametrize("command", ["score", "align"])
@@ -215,14 +215,14 @@ def test_search_options(taught, here, tmp_path):
     engine = sightline.load(taught)
     (tmp_path / "in").write_text(TEXTS[0])
     for arguments, options in (
-        (["--beam", "1"], {"beam": 1}),
+        (["--beam", "1"], {"beams": 1}),
         (["--sample", "--seed", "5", "--top-p", "0.9"], {"sample": True, "seed": 5, "top_p": 0.9}),
         (["--prefix", "Gestern"], {"prefix": "Gestern"}),
         (["--set", "min_ratio=2.0", "--set", "max_ratio=3"], {"min_ratio": 2.0, "max_ratio": 3.0}),
         (["--length-penalty", "0"], {"length_penalty": 0.0}),
-        (["--within", "heute", "--within", "Wal"], {"within": ["heute", "Wal"]}),
-        (["--mbr", "--beam", "16"], {"sample": True, "rerank": "mbr-chrf", "beam": 16}),
-        (["--sample", "--beam", "16", "--set", "rerank=mbr-chrf"], {"sample": True, "rerank": "mbr-chrf", "beam": 16}),
+        (["--within", "heute", "--within", "Wal"], {"require": ["heute", "Wal"]}),
+        (["--mbr", "--beam", "16"], {"sample": True, "rerank": "mbr-chrf", "beams": 16}),
+        (["--sample", "--beam", "16", "--set", "rerank=mbr-chrf"], {"sample": True, "rerank": "mbr-chrf", "beams": 16}),
     ):  # fmt: skip
         code, out, err = here("translate", taught, tmp_path / "in", *arguments)
         assert (code, out) == (0, engine.translate(TEXTS[0], **options)[0].text + "\n"), err

@@ -10,7 +10,6 @@ from functools import partial
 
 import pytest
 import torch
-from sightline.serve.plans import plan
 
 import sightline
 from sightline.config import SearchConfig, ServeConfig
@@ -26,7 +25,7 @@ GREEDY, BEAMS = SearchConfig(beams=1), SearchConfig()
 
 @pytest.fixture(scope="module", params=["torch", "ctranslate2"])
 def engine(taught, request):
-    return sightline.load(taught, device="cpu", engine=request.param)
+    return sightline.load(taught, device="cpu", backend=request.param)
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ class Client:
 
     def __init__(self, worker, engine, texts, config=BEAMS, log=None, *, streamed=False, **more):
         self.events, self.log, self.worker = queue.SimpleQueue(), log, worker
-        self.job = Job(engine, partial(plan, engine, texts, config, **more), self._receive, streamed)
+        self.job = Job(engine, partial(engine.plan, texts, config, **more), self._receive, streamed)
 
     def _receive(self, event):
         if self.log is not None:
@@ -109,7 +108,7 @@ def test_waiting_requests_share_batches_and_get_their_own_answers(worker, engine
     assert worker.waiting == 40
     release.set()
     for client, (texts, config) in zip(clients, requests, strict=True):
-        assert client.texts() == [one.text for one in engine.search(texts, config)]
+        assert client.texts() == [one.text for one in engine.run(engine.plan(texts, config))]
     settle(worker)
     assert max(worker.sizes) > 10
     assert sum(worker.sizes) == sum(len(texts) for texts, _ in requests)
@@ -139,7 +138,7 @@ def test_long_request_does_not_block_short_ones(engine):
 def test_long_sentence_gets_its_turn_among_endless_short_ones(taught):
     """A sentence that is much longer is not put into a batch of short ones; and it starts although short ones arrive
     faster than they are answered."""
-    engine = sightline.load(taught, device="cpu", engine="torch")
+    engine = sightline.load(taught, device="cpu", backend="torch")
     worker, sizes, answered = Worker(ServeConfig()), [], threading.Event()
     worker.on_batch = lambda sentences, _seconds: sizes.append(sentences)
 
@@ -163,7 +162,7 @@ def test_long_sentence_gets_its_turn_among_endless_short_ones(taught):
     words = " ".join(text.rstrip(".") for text in TEXTS[:12])
     long = Long(worker, engine, [words], GREEDY, log).send()
     release.set()
-    assert long.texts() == [engine.translate(words, beam=1)[0].text]
+    assert long.texts() == [engine.translate(words, beams=1)[0].text]
     settle(worker)
     assert sizes[0] == 4, "the long sentence is not in the batch of the first short ones"
     assert len(order_of_results(log)) > 4
@@ -194,24 +193,24 @@ def test_streams_share_a_batch(worker, engine):
     release.set()
     for one, text in zip(streams, texts, strict=True):
         *chunks, last = one.all()
-        assert "".join(chunks) == last.translations[0].text == engine.translate(text, beam=1)[0].text
+        assert "".join(chunks) == last.translations[0].text == engine.translate(text, beams=1)[0].text
         assert len(chunks) > 2
     for one, text in zip(others, TEXTS, strict=False):
-        assert one.texts() == [engine.translate(text, beam=1)[0].text]
+        assert one.texts() == [engine.translate(text, beams=1)[0].text]
     first_result = next(i for i, (_, event) in enumerate(log) if isinstance(event, JobResult))
     assert {client for client, _ in log[:first_result]} == set(streams), "all of them grow at the same time"
 
 
 def test_batches_of_one_step_do_not_block_a_stream(taught):
     """CTranslate2 searches a batch in one step. Between two of them a stream has as much time as the last one took."""
-    engine = sightline.load(taught, device="cpu", engine="ctranslate2")
+    engine = sightline.load(taught, device="cpu", backend="ctranslate2")
     worker, log = Worker(ServeConfig()), []
     paused, release = pause_after_first_batch(worker)
     many = [Client(worker, engine, TEXTS * 5, log=log).send() for _ in range(6)]
     assert paused.wait(60)
     stream = Client(worker, engine, [TEXTS[0]], GREEDY, log, streamed=True).send()
     release.set()
-    assert stream.all()[-1].translations[0].text == engine.translate(TEXTS[0], beam=1)[0].text
+    assert stream.all()[-1].translations[0].text == engine.translate(TEXTS[0], beams=1)[0].text
     assert all(len(one.texts()) == 300 for one in many)
     assert order_of_results(log).index(stream) < 4
     worker.stop(60)
@@ -228,7 +227,7 @@ def test_errors_reach_only_their_own_request(worker, engine):
     assert good.texts() == [engine.translate(TEXTS[0])[0].text]
 
     class Broken:
-        def asked(self, *_, **__):
+        def plan(self, *_, **__):
             raise RuntimeError("a bug")
 
     broken = Client(worker, Broken(), ["a"]).send()

@@ -144,7 +144,7 @@ class Translator(Engine):
     def encodings(self, *, spans: bool = False) -> tuple[Encodings, Encodings]:
         """Return the encoders of sources and of targets for one call. `spans`: of sources."""
         source = Encodings(self.tokenizer.source, spans=spans)
-        return source, source if self.tokenizer.joint else Encodings(self.tokenizer)
+        return source, source if self.tokenizer.source is self.tokenizer else Encodings(self.tokenizer)
 
     def incremental_text(self, plan: Plan[Any]) -> IncrementalText:
         """Return the text of a plan for one text, to be built token by token."""
