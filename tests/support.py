@@ -1,4 +1,4 @@
-"""Small models of every kind, and batches for them."""
+"""Small models of every architecture, batches for them, and the check of errors."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
 def random_weights(model: Model) -> Model:
-    """Weights, biases and norms all different from what they do at the start, so that none can be forgotten."""
+    """Change all weights, biases and norms, so that a test fails if one of them is not used."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -57,7 +57,7 @@ def translator(variant: str = "paper", **more: Any) -> EncoderDecoder:
 
 
 def model_of(variant: str, seed: int, ending: float = 0.0, **more: Any) -> EncoderDecoder:
-    """A translator that ends its sentences now and then."""
+    """Return a translator; `ending` is added to the score of the end."""
     torch.manual_seed(seed)
     model = translator(variant, **{"classifier_bias": True, **more})
     with torch.no_grad():
@@ -83,7 +83,7 @@ def ids(*shape: int) -> Tensor:
 
 
 def pad(sentences: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Rows filled up on the right with arbitrary tokens, and which cells are real."""
+    """Return rows padded on the right with arbitrary tokens, and their layout."""
     longest = max(len(s) for s in sentences)
     rows = ids(len(sentences), longest)
     layout = torch.zeros(len(sentences), longest, dtype=torch.bool)
@@ -94,7 +94,7 @@ def pad(sentences: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def packed(sentences: list[Tensor]) -> tuple[Tensor, PackedRows]:
-    """All sentences in one row."""
+    """Return all sentences in one row, and its layout."""
     numbers = [torch.full((len(s),), i) for i, s in enumerate(sentences)]
     positions = [torch.arange(len(s)) for s in sentences]
     return torch.cat(sentences)[None], PackedRows(torch.cat(numbers)[None], torch.cat(positions)[None])
@@ -130,7 +130,7 @@ def requests(
     options: SearchConfig,
     constraints: Sequence[Constraints] | None = None,
 ) -> list[Request]:
-    """Requests for the translations of these sources (ids without END)."""
+    """Return requests for the translations of these sources (ids without END)."""
     found = []
     for ids, wanted in zip(sources, constraints or [Constraints()] * len(sources), strict=True):
         needed = len(wanted.prefix) + sum(map(len, wanted.require))
@@ -147,13 +147,13 @@ def difference(a: Tensor, b: Tensor) -> float:
 
 
 def hooks(model: torch.nn.Module) -> int:
-    """How many hooks are on a model."""
+    """Return the number of hooks on a model."""
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in model.modules())
 
 
 @torch.no_grad()
 def all_scores(model: EncoderDecoder, source: list[int], hypotheses: list[Any], penalty: float) -> list[float]:
-    """Of each hypothesis, by one pass over all of them."""
+    """Return the score of each hypothesis, by one pass over all of them."""
     rows = [torch.tensor([START, *h, END]) for h in hypotheses]
     target, lengths = pad_sequence(rows, batch_first=True), [len(row) - 1 for row in rows]
     sources = torch.tensor([[*source, END]]).expand(len(rows), -1)

@@ -1,4 +1,4 @@
-"""What these tests share."""
+"""Fixtures of the tests of the whole product."""
 
 import pytest
 
@@ -10,14 +10,14 @@ __all__ = ["taught"]
 
 @pytest.fixture
 def here(monkeypatch, capfd):
-    """A command in this process, which has torch already: its exit code, and what it says."""
+    """Run a command in this process, which has loaded torch already; return exit code, stdout and stderr."""
 
     def run(*words):
         monkeypatch.setattr("sys.argv", ["sightline", *map(str, words)])
         capfd.readouterr()
         with pytest.raises(SystemExit) as stopped:
             main()
-        told = capfd.readouterr()
-        return stopped.value.code, told.out, told.err
+        printed = capfd.readouterr()
+        return stopped.value.code, printed.out, printed.err
 
     return run

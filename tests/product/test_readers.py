@@ -1,4 +1,4 @@
-"""Models that do not translate can be traced by the service."""
+"""Models that do not translate: the service traces them and refuses to translate with them."""
 
 import numpy as np
 import pytest
