@@ -6,6 +6,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -141,7 +142,7 @@ def train_files(
     rows = config.train.rows
     if rows == "auto":
         rows = "shared" if world.device.type == "cuda" else "padded"
-    masked = config.model.vocab_size if config.model.architecture == "encoder-only" else None
+    masked = _masked_vocabulary(config)
     feed = Feed(stores, batch_tokens=batch_tokens, seed=config.train.seed, rows=rows, masked=masked, only=only)
     try:
         return train(
@@ -319,8 +320,14 @@ def _validation(
 ) -> tuple[Validation | None, NDArray[np.int64] | None]:
     """Return the validation and the training pairs to use (None: all). Without validation text, some of the training
     text is held out for it."""
-    batch_tokens = config.train.batch_tokens if isinstance(config.train.batch_tokens, int) else 4096
-    masked = config.model.vocab_size if config.model.architecture == "encoder-only" else None
+    make = partial(
+        Validation,
+        tokenizer=tokenizer,
+        batch_tokens=config.train.batch_tokens if isinstance(config.train.batch_tokens, int) else 4096,
+        masked=_masked_vocabulary(config),
+        score=score,
+        beams=config.train.beam,
+    )
     corpora = inputs.corpora()
     if not corpora:
         if len(train) < MIN_TO_HOLD_OUT:
@@ -328,22 +335,19 @@ def _validation(
             return None, None
         held, rest = _hold_out(train, config.train.seed)
         log(f"no validation text: {len(held):,} training examples are held out")
-        pairs = (
-            [(tokenizer.source.decode(train.source[i]), tokenizer.decode(train.target[i])) for i in held]
-            if train.source
-            else []
-        )
-        options: dict[str, Any] = {"score": score, "pairs": pairs, "beams": config.train.beam, "only": held}
-        return Validation(train, tokenizer, batch_tokens=batch_tokens, masked=masked, **options), rest
+        source, target = train.source, train.target
+        pairs = [(tokenizer.source.decode(source[i]), tokenizer.decode(target[i])) for i in held] if source else []
+        return make(train, pairs=pairs, only=held), rest
     if isinstance(corpora[0].corpus, Text | Dialogue):
-        store = _stores(config, corpora, tokenizer, cache, _ignore)[0]
-        return Validation(store, tokenizer, batch_tokens=batch_tokens, masked=masked), None
+        return make(_stores(config, corpora, tokenizer, cache, _ignore)[0]), None
     # Validation uses all pairs that the model can read.
     store = prepare(corpora, tokenizer, cache, Cleaning(config.model.positions.max_length - 1, 1e9))
-    pairs = [pair for corpus, _ in corpora for pair in read_pairs(corpus)]
-    return Validation(
-        store, tokenizer, batch_tokens=batch_tokens, score=score, pairs=pairs, beams=config.train.beam
-    ), None
+    return make(store, pairs=[pair for corpus, _ in corpora for pair in read_pairs(corpus)]), None
+
+
+def _masked_vocabulary(config: Config) -> int | None:
+    """Return the vocabulary size if the task is to predict masked words."""
+    return config.model.vocab_size if config.model.architecture == "encoder-only" else None
 
 
 def _hold_out(store: Store, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
