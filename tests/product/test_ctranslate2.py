@@ -52,7 +52,7 @@ def words():
 
 
 def model_of(variant="paper", seed=1, ending=0.0, **more):
-    """One that ends its sentences now and then. As one that was trained, it does not think of special tokens."""
+    """A model that ends its sentences now and then. Like a trained model, it gives special tokens no probability."""
     torch.manual_seed(seed)
     model = translator(variant, **{"classifier_bias": True, **more})
     with torch.no_grad():
@@ -96,7 +96,7 @@ def test_answers_are_those_of_our_search(variant, ending, words, tmp_path):
 @pytest.mark.parametrize("other", OTHERS)
 def test_every_option_of_a_model_is_converted(other, words, tmp_path):
     model = model_of(**OTHERS[other])
-    beams = 4 if model.config.classifier_bias else 1  # without a bias it does think of special tokens
+    beams = 4 if model.config.classifier_bias else 1  # without a bias, special tokens get probability
     same(model, opened(model, words, tmp_path / "model"), SearchConfig(beams=beams))
 
 
@@ -113,11 +113,11 @@ def test_answers_at_the_maximum_length_are_those_of_our_search(seed, words, tmp_
         same(model, backend, config, sources)
 
 
-def test_a_search_without_length_penalty_stops_by_the_same_rule(words, tmp_path):
-    """Two have ended early, without much hope, while the best one was about to."""
-    logits = torch.zeros(VOCAB, 24)  # at each position, whatever stands there
+def test_stopping_rule_without_length_penalty(words, tmp_path):
+    """Two hypotheses with low scores end before the best one does."""
+    logits = torch.zeros(VOCAB, 24)  # by position, for all tokens
     logits[10, :2], logits[END, :2], logits[END, 2] = 9, 6, 9
-    logits[:, 3] = -logits.sum(1)  # a norm takes the mean away
+    logits[:, 3] = -logits.sum(1)  # the norm subtracts the mean
     model = model_of("learned", tie="none", classifier_bias=False, norm_epsilon=1e-9)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -218,6 +218,7 @@ def test_search_without_log_probs(beams, words, tmp_path):
         ({"beams": 1}, {"constraints": Constraints([4, END])}, "end token"),
         ({"beams": 1}, {"constraints": Constraints(forbid=[[4, END]])}, "end token"),
         ({"beams": 1}, {"source": []}, "without a source"),
+        ({"beams": 1}, {"limits": Limits(9, cut=True)}, "cut at its limit"),
         ({"beams": 1}, {"given": [START, 4]}, "text that the answer continues"),
     ],
 )
@@ -256,7 +257,7 @@ def test_int8(words, tmp_path):
 
 
 def shortened(folder, words, tmp_path, always, likely):
-    """The same model, once without a shortlist and once with this one."""
+    """Return the model of `folder` with this shortlist."""
     places = np.cumsum([0, *(len(likely.get(i, [])) for i in range(VOCAB))])
     ids = np.array([token for i in range(VOCAB) for token in likely.get(i, [])], int)
     save_shortlist(Shortlist(np.array(always), places, ids, 1.0), words, tmp_path)
@@ -283,7 +284,7 @@ def test_a_shortlist_of_all_tokens_changes_nothing(beams, words, tmp_path):
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_shortlist_limits_each_batch(beams, precision, words, tmp_path, monkeypatch):
-    """Each batch has other tokens, at other places of what is computed."""
+    """The allowed tokens differ between batches."""
     always, config = [*range(4), 11, 13, 24, 35, 36, 37], SearchConfig(beams=beams)
     likely = {i: [4 + (i * 7 + j) % 30 for j in range(5)] for i in range(4, VOCAB)}
     written: set[int] = set()
@@ -302,12 +303,12 @@ def test_a_shortlist_limits_each_batch(beams, precision, words, tmp_path, monkey
             outside |= set(other.ids) - allowed
             assert set(best.ids) <= allowed
             written |= set(best.ids)
-            if precision == "float32":  # a log-probability is that of the model, among all tokens
+            if precision == "float32":  # log-probabilities are over the whole vocabulary
                 (expected,) = force([model], [source], [best.ids])
                 assert best.log_probs == pytest.approx(expected, abs=1e-4)
     assert outside
     assert written - set(always)
-    assert len(limited) < 100  # of 156, where several beams have all tokens
+    assert len(limited) < 100  # of 156; there, all tokens are allowed
 
 
 def test_constraints_and_the_maximum_length_switch_a_shortlist_off(words, tmp_path):
@@ -342,7 +343,7 @@ def test_a_shortlist_omits_names_with_blanks(tmp_path):
     entries = ["<pad>", "<s>", "</s>", "<unk>", "New York", "a\tb", "new\nline", "w", "x\u2028y", "z"]
     vocabulary = models.WordLevel({name: i for i, name in enumerate(entries)}, unk_token="<unk>")
     words = Tokenizer(tokenizers.Tokenizer(vocabulary).to_str().encode())
-    starts = np.arange(11)  # each allows itself
+    starts = np.arange(11)  # each source token allows itself
     save_shortlist(Shortlist(np.arange(4), starts, np.arange(10), 1.0), words, tmp_path)
     rows = (tmp_path / SHORTLIST).read_text("utf-8").split("\n")
     assert rows[0] == "\t<pad> <s> </s> <unk>"
@@ -360,7 +361,12 @@ def test_the_folder_works_with_ctranslate2_alone(words, tmp_path):
 
 
 def test_every_id_has_a_name_of_its_own(tmp_path):
-    entries = {"<|endoftext|>": 0, "a": 1, "b": 2, "<7>": 3}  # one special token is start and end, others are missing
+    entries = {
+        "<|endoftext|>": 0,
+        "a": 1,
+        "b": 2,
+        "<7>": 3,
+    }  # one token is start and end; others are missing
     model = models.BPE(entries, [])
     convert(model_of(), Tokenizer(tokenizers.Tokenizer(model).to_str().encode()), tmp_path / "model")
     names = json.loads((tmp_path / "model" / "shared_vocabulary.json").read_text())
@@ -412,7 +418,7 @@ def test_a_failed_conversion_leaves_no_files(words, tmp_path, monkeypatch):
                 convert(model_of(), words, folder)
         assert [path.name for path in tmp_path.iterdir()] == before
         same(model_of(seed=2), opened(model_of(seed=2), words, folder), SearchConfig())
-    same(model_of(seed=3), opened(model_of(seed=3), words, folder), SearchConfig())  # in its place
+    same(model_of(seed=3), opened(model_of(seed=3), words, folder), SearchConfig())  # replaces the older one
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face come in and go out with the same numbers, the same tokens and the same answers."""
+"""Imports and exports of Hugging Face folders keep weights, tokens and answers."""
 
 import io
 import json
@@ -72,7 +72,7 @@ def write_vocabulary(folder, lists):
 
 
 def marian(folder, seed=1, separate=False, ending=2.0, **options):
-    """A random translator that ends its answers soon, as a folder."""
+    """Write a random translator that ends its answers soon."""
     torch.manual_seed(seed)
     one, other = entries(SOURCE_MODEL), entries(TARGET_MODEL)
     lists = [numbered(pieces, separate) for pieces in ([one, other] if separate else [[*one, *other]])]
@@ -129,7 +129,7 @@ def configurations(draw):
 
 @torch.no_grad()
 def logits(model, tokenizer, theirs, sources, answers):
-    """Of each answer, by us and by them, both in the vocabulary's own numbers."""
+    """Return the log-probabilities of each answer by both programs, in native ids."""
     own = SimpleNamespace(source=tokenizer.source.own_ids, target=tokenizer.own_ids)
     start = theirs.config.decoder_start_token_id
     there = [i for i, number in enumerate(own.target) if number >= 0]

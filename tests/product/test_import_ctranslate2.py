@@ -1,4 +1,4 @@
-"""Models of CTranslate2 and packages of Argos Translate say here what they say there, or are refused."""
+"""Imports of CTranslate2 and Argos Translate compute the same as the originals; unsupported ones are refused."""
 
 import contextlib
 import gzip
@@ -54,7 +54,7 @@ MARIAN = ["</s>", "<unk>"]
 
 @pytest.fixture(scope="module")
 def cutter():
-    """A sentencepiece model of as many pieces as the models here have."""
+    """A sentencepiece model with as many pieces as the vocabularies of these tests."""
     model, text = (
         io.BytesIO(),
         ["the", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "the", "other", "cats", "from", "there"],
@@ -80,7 +80,7 @@ def words(cutter):
 
 
 def model_of(variant="paper", seed=1, ending=3.0, **more):
-    """One that ends its sentences now and then. As one that was trained, it does not think of special tokens."""
+    """A model that ends its sentences now and then. Like a trained model, it gives special tokens no probability."""
     torch.manual_seed(seed)
     model = translator(variant, **{"classifier_bias": True, **more})
     with torch.no_grad():
@@ -94,7 +94,7 @@ def model_of(variant="paper", seed=1, ending=3.0, **more):
 def foreign(
     folder, names, *, source=None, table=None, quantization=None, change=None, ending=2.5, finish=True, **options
 ):
-    """A model that CTranslate2's own words describe, as its converters make it. `change`: what is different in it."""
+    """Write a random model by CTranslate2's specification, as its converters do. `change` modifies it."""
     wide, heads, inner, chance = 16, 2, 24, np.random.default_rng(3)
     spec = specs.TransformerSpec.from_config((2, 1), heads, **options)
     given_names = names if source is None else source
@@ -148,7 +148,7 @@ def with_sentencepiece(folder, cutter):
 
 
 def same_logits(folder, *, end=False):
-    """A folder read here, and CTranslate2 itself, which is told the end of a source if it does not add it."""
+    """Compare an import with CTranslate2, which gets the end of a source if it does not add it."""
     model, tokenizer = read_ctranslate2(folder)
     theirs = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=1)
     chance = random.Random(1)
@@ -191,7 +191,7 @@ def test_a_written_model_is_read(kind, cutter, tmp_path):
     two = model.config.source_vocab_size is not None
     tokenizer = Tokenizer(cutter, source=source if two else None)
     convert(model, tokenizer, tmp_path / "model")
-    if two:  # the rules of ours are no sentencepiece model
+    if two:  # our source tokenizer is not a sentencepiece model
         (tmp_path / "model" / "source-tokenizer.model").unlink()
     found, pieces = read_ctranslate2(tmp_path / "model")
     if kind != "other sinusoids":  # these are read as a learned table
@@ -266,7 +266,7 @@ def marian(spec):
 
 
 def test_marian(cutter, words, tmp_path):
-    """Post-norm, tied, answers that begin with zeros, and an end that CTranslate2 adds, or its caller."""
+    """Post-norm, tied weights, answers that begin with zeros, and sources that CTranslate2 or its caller ends."""
     table = sinusoids(config(positions={"kind": "halves", "max_length": 200}).positions, 16).numpy()
     options = {"pre_norm": False, "activation": specs.Activation.SWISH, "table": table, "change": marian}
     folder = with_sentencepiece(foreign(tmp_path / "model", [*MARIAN, *words], **options), cutter)
@@ -306,7 +306,7 @@ def test_sinusoids_are_recognised(kind, frequencies, start, cutter, words, tmp_p
 
 
 def stored(path, variables, aliases=(), version=6, revision=7, kind="TransformerSpec"):
-    """A file of weights, written here."""
+    """Write a file of weights."""
 
     def text(value):
         return struct.pack("<H", len(value) + 1) + value.encode() + b"\0"
@@ -322,7 +322,7 @@ def stored(path, variables, aliases=(), version=6, revision=7, kind="Transformer
 
 
 def old(folder, names, version, **flags):
-    """As it was written before there was a config.json."""
+    """Write a folder of an older version, without a config.json."""
     spec = foreign(folder, names, finish=False)
     spec.validate()
     variables = {}
@@ -526,7 +526,7 @@ def test_the_sentencepiece_model_is_needed(cutter, words, tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(cutter, words, tmp_path_factory):
-    """A folder that can be read, and the bytes of its weights."""
+    """A valid folder, and the bytes of its weights."""
     folder = with_sentencepiece(
         foreign(tmp_path_factory.mktemp("whole") / "model", [*OPENNMT, *words], quantization="int8"), cutter
     )
@@ -650,7 +650,7 @@ def test_a_damaged_or_malicious_package_is_refused(cutter, words, tmp_path):
 
 @pytest.mark.slow
 def test_a_published_package(tmp_path):
-    """OPUS-MT's Chinese to English, as Argos Translate ships it in int8: the same text as CTranslate2 in float32."""
+    """Argos Translate's int8 package of OPUS-MT (Chinese to English) gives the texts of CTranslate2 in float32."""
     models, data = os.environ.get("SIGHTLINE_OPUS_MT"), os.environ.get("SIGHTLINE_DATA")
     if not models or not data:
         pytest.skip("needs OPUS-MT's models; see test_opus_mt.py")
@@ -668,7 +668,7 @@ def test_a_published_package(tmp_path):
 
 
 def _by_argos(package, texts, folder):
-    """What CTranslate2 says, cut and joined as Argos Translate does, by beams."""
+    """Return translations of CTranslate2, tokenised as Argos Translate does."""
     with zipfile.ZipFile(package) as archive:
         archive.extractall(folder)
     (model,) = folder.rglob("model.bin")

@@ -27,7 +27,7 @@ def run(*arguments):
 
 
 def sentence(done):
-    """What it said of a mistake, in one line."""
+    """Return the error message, which is one line."""
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1, done.stderr

@@ -1,5 +1,5 @@
-"""Models of Marian. There is no Marian here: its files are written from Hugging Face's models of the same structure,
-name by name, and CTranslate2 reads them as well."""
+"""Imports of Marian's files. The tests write these from Hugging Face's models of the same structure, name by name;
+CTranslate2 reads them too."""
 
 import contextlib
 import functools
@@ -28,7 +28,7 @@ from support import raises
 SOURCE = ["the cat sat on the mat, no less", "no dog is on 1.5 mats", "on and on the cats sat"] * 4
 TARGET = ["die katze sitzt auf der matte", "kein hund ist auf den matten", "die katzen sitzen, null mal"] * 4
 TRAPS = ["no", "on", "null", "1.5", "~", ">>fra<<", "<s>", '"', "'", "#", "- ", "a: b", "\\"]
-"""What YAML might take for something else than a piece, and an entry that Marian's answers do not begin with."""
+"""Pieces that YAML could read as another type, and an entry <s>, which is not the start of Marian's answers."""
 FORMS = {
     "tied-embeddings-all": {"tied-embeddings-all": True},
     "tied-embeddings": {"tied-embeddings": True},
@@ -59,21 +59,21 @@ def own_pieces(model):
 
 
 def entries(which):
-    """A list of pieces in an order of its own."""
+    """A list of pieces in another order than sentencepiece's."""
     pieces = [p for p in dict.fromkeys([*own_pieces(cutter(which)), *TRAPS]) if p not in ("</s>", "<unk>")]
     random.Random(1 if which == "source" else 2).shuffle(pieces)
     return ["</s>", "<unk>", *pieces]
 
 
 def write_list(path, pieces):
-    """As Marian does: with quotes only where YAML has a sign there."""
+    """Write a list as Marian does: with quotes only if YAML needs them."""
     plain = re.compile(r"[\w▁][\w▁.]*")
     lines = (f"{p if plain.fullmatch(p) else json.dumps(p, ensure_ascii=False)}: {i}\n" for i, p in enumerate(pieces))
     path.write_text("".join(lines), "utf-8")
 
 
 def sinusoids(length, width):
-    """As Marian's SinusoidalPositionEmbeddings says, a number at a time."""
+    """Compute sinusoids as Marian's SinusoidalPositionEmbeddings does, one number at a time."""
     table, half = np.zeros((length, width)), width // 2
     for place in range(length):
         for i in range(width):
@@ -83,7 +83,7 @@ def sinusoids(length, width):
 
 
 def hugging_face(rows, seed=0, **more):
-    """A model that computes what Marian does, with rows to spare; in the last one, the padding's zeros."""
+    """A model that computes the same as Marian, with additional rows; the last one is the zeros of padding."""
     torch.manual_seed(seed)
     options = {"d_model": 12, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 7, "decoder_ffn_dim": 7}
     options |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "activation_function": "swish", **more}
@@ -117,7 +117,7 @@ def hugging_face(rows, seed=0, **more):
 
 
 def as_form(model, form):
-    """Let matrices be the same that are one in Marian."""
+    """Tie the matrices that Marian ties."""
     parts = model.model
     with torch.no_grad():
         if form in ("tied-embeddings-all", "tied-embeddings-src", "both"):
@@ -128,7 +128,7 @@ def as_form(model, form):
 
 
 def options_of(model, form, **more):
-    """What Marian writes into its models."""
+    """The options that Marian writes into its models."""
     config = model.config
     return {
         "type": "transformer",
@@ -169,7 +169,7 @@ def options_of(model, form, **more):
 
 
 def parameters_of(model, form, sources, targets, older=False):
-    """The model by Marian's names."""
+    """Return the weights by Marian's names."""
     theirs = {name: value.numpy() for name, value in model.state_dict().items()}
     found = {"decoder_ff_logit_out_b": theirs["final_logits_bias"][:, :targets]}
     if form in ("tied-embeddings", "none"):
@@ -207,7 +207,7 @@ def write_weights(path, parameters, options):
 
 
 def write_folder(folder, model, form="tied-embeddings-all", separate=False, older=False, **more):
-    """A whole one; gives the pieces of source and target."""
+    """Write a complete folder; return the pieces of source and target."""
     sources, targets = entries("source"), entries("target" if separate else "source")
     if separate:
         write_list(folder / "opus.src.vocab.yml", sources)
@@ -225,7 +225,7 @@ ROWS = max(len(entries("source")), len(entries("target")))
 
 
 def same_logits(model, tokenizer, theirs, seed=0, rows=ROWS):
-    """Ours and Hugging Face's for random tokens, each by its own number; answers begin with zeros."""
+    """Compare our logits with Hugging Face's for random tokens, each in its own ids; answers begin with zeros."""
     torch.manual_seed(seed)
     source_own, own = torch.tensor(tokenizer.source.own_ids), torch.tensor(tokenizer.own_ids)
     source = torch.randint(UNKNOWN, tokenizer.source.size, (3, 6))
@@ -305,7 +305,7 @@ def test_an_imported_model_can_be_saved_and_used(tmp_path):
 @pytest.mark.parametrize("form", ["tied-embeddings-all", "none"])
 @torch.no_grad()
 def test_ctranslate2_reads_the_same_model(form, tmp_path):
-    """By its own reader of Marian's files. Its sinusoids are Hugging Face's, so it is given Marian's."""
+    """CTranslate2's own reader of Marian's files uses Hugging Face's sinusoids; here they are replaced by Marian's."""
     ctranslate2 = pytest.importorskip("ctranslate2")
     theirs = as_form(hugging_face(ROWS, encoder_layers=2, decoder_layers=2), form)
     sources, _ = write_folder(tmp_path, theirs, form)

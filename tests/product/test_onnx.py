@@ -1,4 +1,4 @@
-"""The exported graphs give the model's numbers in every shape, and our search over them finds what it finds with it."""
+"""Exported graphs give the logits of the model for all shapes, and our search finds the same answers with them."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ SOURCES = [[4, 5, 6, 7, 8, 9, 10], [30, 20], [], [17] * 5, [40, 4]]
 ONE = {"encoder": {"layers": 1, "heads": 4, "d_ff": 40}, "decoder": {"layers": 1, "heads": 2, "d_ff": 56}}
 TWO = {"encoder": {"layers": 1, "heads": 4, "d_ff": 40}, "decoder": {"layers": 2, "heads": 2, "d_ff": 56}}
 LARGER = 11_000
-"""Entries of a vocabulary whose matrix is over 1 MB; a smaller one torch may also write the other way round."""
+"""Size of a vocabulary whose matrix is over 1 MB; torch may write a smaller one twice, once transposed."""
 OTHERS = {
     "other vocabulary": {
         "vocab_size": LARGER,
@@ -99,7 +99,7 @@ def words():
 
 
 def export_elsewhere(model, words, folder):
-    """In a process of its own, as a user would see it: nothing is said on the way."""
+    """Export in a separate process, which must print no messages."""
     save_model(model, folder.with_name("saved"), words)
     command = [sys.executable, "-c", EXPORT, str(folder.with_name("saved")), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -109,7 +109,7 @@ def export_elsewhere(model, words, folder):
 
 @contextlib.contextmanager
 def shapes_unchecked():
-    """While torch traces, sizes are symbols, which the checks of our tests do not take for numbers."""
+    """Switch off shape checks: sizes are symbols while torch traces."""
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
         yield
@@ -119,7 +119,7 @@ def shapes_unchecked():
 
 @pytest.fixture(scope="module")
 def exported(words, tmp_path_factory):
-    """A model of a kind, and where it was written: once for all tests, as it takes some seconds."""
+    """Return a model and the folder of its export, which is written once for all tests."""
     done = {}
 
     def get(variant):
@@ -137,7 +137,7 @@ def exported(words, tmp_path_factory):
 
 
 def small(variant="paper", seed=1, **more):
-    """Layers cost time to export; that there may be several, a few variants show."""
+    """A small model: each layer takes time to export, so only some variants have several."""
     if variant in OTHERS:
         return model_of("paper", seed, 1.5, **{**TWO, **OTHERS[variant], **more})
     return model_of(variant, seed, 1.5, **{**(TWO if variant == "paper" else ONE), **more})
@@ -149,7 +149,7 @@ def drawn(lengths, highest=VOCAB):
 
 @torch.no_grad()
 def same_logits(model, theirs, sources, targets):
-    """At once, token by token, and some at a time."""
+    """Return the logits from one pass, token by token, and in groups of tokens."""
     source, target = drawn(sources), drawn(targets)
     expected, there = model(source, target, source != PAD), target != PAD
     for sizes in ([target.shape[1]], [1] * target.shape[1], [2, 1, target.shape[1] - 3]):
@@ -237,7 +237,7 @@ def test_a_process_without_torch_finds_the_same_answers(exported, words):
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
     for ids, tokens in zip(json.loads(done.stdout), expected, strict=True):
         assert words.pieces(ids)[: len(tokens)] == tokens
-        assert ids[len(tokens)] == END or len(tokens) > 10  # there is a limit, of which the short loop knows nothing
+        assert ids[len(tokens)] == END or len(tokens) > 10  # or the limit, which the loop above does not have
     assert done.stderr == ""
     assert load_tokenizer(folder).model == words.model
     assert json.loads((folder / "config.json").read_text()) == {
@@ -368,7 +368,7 @@ def test_a_missing_package_is_reported(words, tmp_path, monkeypatch, exported):
 
 
 def test_rows_are_reordered_and_kept(exported):
-    """The past moves, and the sources with it where sentences leave."""
+    """Rows of the past move; `select` moves the sources too."""
     model, folder = exported("learned")
     theirs = OnnxModel(folder, threads=1)
     source, target = drawn([3, 6]), drawn([4] * 4)

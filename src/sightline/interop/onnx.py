@@ -144,7 +144,9 @@ def export(model: EncoderDecoder, tokenizer: Tokenizer, folder: Path | str) -> N
         )
     for side, rows in ((tokenizer, config.vocab_size), (tokenizer.source, config.source_vocab_size)):
         if side.size > (rows or config.vocab_size):
-            raise InputError(f"a vocabulary of {side.size} does not fit a model of {config.vocab_size} tokens.")
+            raise InputError(
+                f"The vocabulary has {side.size} tokens, the model {rows or config.vocab_size}.", value=side.size
+            )
     special = {"pad": PAD, "start": START, "end": END, "unknown": UNKNOWN}
     size = {"layers": config.decoder.layers, "heads": config.decoder.heads, "vocab_size": config.vocab_size}
     size |= {"d_k": config.d_model // config.decoder.heads, "max_length": config.positions.max_length}
@@ -172,11 +174,11 @@ def _write_graphs(model: EncoderDecoder, folder: Path) -> None:
     source = dim("source", max=config.positions.max_length)
     shape = (config.decoder.layers, 3, config.decoder.heads, 5, config.d_model // config.decoder.heads)
     rows, memory, known = {0: batch, 1: source}, {1: batch, 3: source}, {1: batch, 3: past}
-    there = Input("source_mask", torch.ones(3, 5, dtype=torch.bool), rows)
-    reads = [Input("source", torch.zeros(3, 5, dtype=torch.long), rows), there]
+    mask = Input("source_mask", torch.ones(3, 5, dtype=torch.bool), rows)
+    reads = [Input("source", torch.zeros(3, 5, dtype=torch.long), rows), mask]
     writes = [
         Input("target", torch.zeros(3, 4, dtype=torch.long), {0: batch, 1: new}),
-        there,
+        mask,
         *(Input(name, torch.zeros(shape), memory) for name in ("memory_keys", "memory_values")),
         *(Input(name, torch.zeros(*shape[:3], 7, shape[4]), known) for name in ("past_keys", "past_values")),
     ]
@@ -273,8 +275,8 @@ class OnnxModel:
         if max(inputs.source.shape[1], capacity) > most:
             raise InputError(f"`source` and answer have at most {most} tokens.", option="source")
         layout = inputs.source_layout
-        there = layout if isinstance(layout, Tensor) else torch.ones_like(inputs.source, dtype=torch.bool)
-        return OnnxState(self, inputs.source, there, beams, capacity)
+        mask = layout if isinstance(layout, Tensor) else torch.ones_like(inputs.source, dtype=torch.bool)
+        return OnnxState(self, inputs.source, mask, beams, capacity)
 
     def step(self, tokens: Int[Tensor, "rows 1"], state: "OnnxState") -> Float[Tensor, "rows vocab"]:
         """Read the next token of each row; return a score for every token that could follow it."""
@@ -295,17 +297,17 @@ class OnnxState:
         self,
         model: OnnxModel,
         source: Int[Tensor, "sentences source"],
-        there: Bool[Tensor, "sentences source"],
+        source_mask: Bool[Tensor, "sentences source"],
         beams: int,
         capacity: int,
     ) -> None:
         self.model, self.beams, self.capacity, stack = model, beams, capacity, model.config.decoder
-        keys, values = model.encoder.run(None, {"source": source.numpy(), "source_mask": there.numpy()})
+        keys, values = model.encoder.run(None, {"source": source.numpy(), "source_mask": source_mask.numpy()})
         shape = (stack.layers, len(source) * beams, stack.heads, 0, model.config.d_model // stack.heads)
         past = np.zeros(shape, np.float32)
         self.past = {"past_keys": past, "past_values": past}
         self.memory = {
-            "source_mask": there.numpy().repeat(beams, 0),
+            "source_mask": source_mask.numpy().repeat(beams, 0),
             "memory_keys": keys.repeat(beams, 1),
             "memory_values": values.repeat(beams, 1),
         }
@@ -327,9 +329,9 @@ class OnnxState:
     def select(self, sentences: Int[Tensor, " kept"]) -> None:
         rows = rows_of(sentences, self.beams)
         self.reorder(rows)
-        there = self.memory.pop("source_mask")
+        source_mask = self.memory.pop("source_mask")
         self.memory = {name: kept[:, rows.numpy()] for name, kept in self.memory.items()}
-        self.memory["source_mask"] = there[rows.numpy()]
+        self.memory["source_mask"] = source_mask[rows.numpy()]
 
 
 # --- Comparison
