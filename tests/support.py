@@ -1,6 +1,5 @@
 """Small models of every architecture, batches for them, and the check of errors."""
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,12 +10,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sightline.config import ModelConfig, SearchConfig
+from sightline.engine.translator import translation_request
 from sightline.errors import SightlineError
 from sightline.model.mask import PackedRows
 from sightline.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Model, build
-from sightline.search.types import Constraints, Limits, Request
+from sightline.search.types import NO_CONSTRAINTS, Constraints, Request
 from sightline.special import END, START
-from sightline.text.tokenizer import with_end
 
 VOCAB = 41
 SMALL: dict[str, Any] = {
@@ -130,15 +129,9 @@ def requests(
     options: SearchConfig,
     constraints: Sequence[Constraints] | None = None,
 ) -> list[Request]:
-    """Return requests for the translations of these sources (ids without END)."""
-    found = []
-    for ids, wanted in zip(sources, constraints or [Constraints()] * len(sources), strict=True):
-        needed = len(wanted.prefix) + sum(map(len, wanted.require))
-        most = max(int(options.max_ratio * (len(ids) + 1)) + options.max_extra, needed + 1)
-        most = min(most, model.positions.max_length)
-        least = min(math.ceil(options.min_ratio * len(ids)), most - 1)
-        found.append(Request(with_end(ids, model.source_end), Limits(most, least), constraints=wanted))
-    return found
+    """Requests for the translations of these sources (ids without END)."""
+    both = zip(sources, constraints or [NO_CONSTRAINTS] * len(sources), strict=True)
+    return [translation_request(ids, options, model, wanted) for ids, wanted in both]
 
 
 def difference(a: Tensor, b: Tensor) -> float:

@@ -23,7 +23,7 @@ from sightline.backends.thread_modes import ThreadModes, batch_kind
 from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.model_folder import SHORTLIST, ModelFolder, load_tokenizer, save_model
-from sightline.search.score import force
+from sightline.search.score import score
 from sightline.search.types import Constraints, Limits, Request
 from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.shortlist import Shortlist
@@ -185,7 +185,7 @@ def test_score_is_that_of_the_model(words, tmp_path):
     model, answers = model_of(ending=3), [[7, 8, 9], [], [5] * 20, [11], [4]]
     backend = opened(model, words, tmp_path / "model")
     found = backend.score(requests(SOURCES, model.config, SearchConfig()), answers)
-    for one, other in zip(found, force([model], SOURCES, answers), strict=True):
+    for one, other in zip(found, score([model], requests(SOURCES, model.config, SearchConfig()), answers), strict=True):
         assert one == pytest.approx(other, abs=1e-4)
 
 
@@ -304,7 +304,7 @@ def test_a_shortlist_limits_each_batch(beams, precision, words, tmp_path, monkey
             assert set(best.ids) <= allowed
             written |= set(best.ids)
             if precision == "float32":  # log-probabilities are over the whole vocabulary
-                (expected,) = force([model], [source], [best.ids])
+                (expected,) = score([model], requests([source], model.config, config), [best.ids])
                 assert best.log_probs == pytest.approx(expected, abs=1e-4)
     assert outside
     assert written - set(always)

@@ -23,13 +23,13 @@ from searching import find
 from sightline.backends.ctranslate2 import CTranslate2Backend
 from sightline.backends.ctranslate2_format import convert
 from sightline.config import SearchConfig
-from sightline.engine import Engine
+from sightline.engine import Translator
 from sightline.errors import CheckpointError, ConfigError, InputError, SightlineError
 from sightline.interop.ctranslate2_reader import read_argos, read_ctranslate2
 from sightline.model.initialise import sinusoids
 from sightline.model_folder import load_model, load_tokenizer, save_model
 from sightline.search.align import Words, align
-from sightline.search.score import following, force
+from sightline.search.score import next_tokens, score
 from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.stream import TextStream
 from sightline.text.tokenizer import Tokenizer
@@ -159,7 +159,8 @@ def same_logits(folder, *, end=False):
     given, wanted = ([side.pieces(i) for i in ids] for side, ids in ((tokenizer.source, sources), (tokenizer, targets)))
     given = [[*row, *["</s>"] * end] for row in given]
     expected = theirs.score_batch(given, wanted)
-    for found, one in zip(force([model], sources, targets), expected, strict=True):
+    scores = score([model], requests(sources, model.config, SearchConfig()), targets)
+    for found, one in zip(scores, expected, strict=True):
         assert found == pytest.approx(one.log_probs, abs=2e-4)
     for beams in (1, 4):
         found = theirs.translate_batch(
@@ -363,16 +364,18 @@ def test_sources_without_an_end_token(cutter, words, tmp_path):
         ]
         assert [[x.ids for x in some] for some in found[0]] == [[x.ids for x in some] for some in found[1]]
     logits = model(torch.tensor([ids]), torch.tensor([[START, 8]])).log_softmax(-1)[0]
-    assert force([model], [ids], [[8]])[0] == pytest.approx([logits[0, 8].item(), logits[1, END].item()], abs=1e-5)
-    assert dict(following([model], ids, [8], 3))[END] == pytest.approx(logits[1, END].item(), abs=1e-5)
+    (request,) = requests([ids], model.config, SearchConfig())
+    assert request.source == ids
+    assert score([model], [request], [[8]])[0] == pytest.approx([logits[0, 8].item(), logits[1, END].item()], abs=1e-5)
+    assert dict(next_tokens([model], request, [8], 3))[END] == pytest.approx(logits[1, END].item(), abs=1e-5)
     (links,) = align(model, [Words(ids, [0, 1, 2])], [Words([8, 9], [0, 1])])
     assert {target for _, target in links} == {0, 1}
-    trace = Engine([model], tokenizer).trace("the cat", "the cat")
+    trace = Translator(model, tokenizer).trace("the cat", "the cat")
     assert "</s>" not in trace.tokens["source"]
-    assert Engine([model], tokenizer).trace("", "the cat").tokens["source"] == ["</s>"]
+    assert Translator(model, tokenizer).trace("", "the cat").tokens["source"] == ["</s>"]
     longest = model.config.positions.max_length
     assert find(model, [[5] * longest], SearchConfig(beams=1, max_ratio=0.001, max_extra=1))
-    with pytest.raises(InputError, match=f"a source of {longest + 1} tokens is too long: the model reads at most"):
+    with raises(InputError, option="source", value=longest + 1):
         find(model, [[5] * (longest + 1)], SearchConfig())
 
 

@@ -78,7 +78,7 @@ def test_an_exported_model_can_be_imported(taught, exported, tmp_path, kind):
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{tmp_path / 'again'}\n"
     assert f"{load_tokenizer(taught).size:,} entries" in done.stderr
-    before, after = sightline.load(taught, engine="torch"), sightline.load(tmp_path / "again", engine="torch")
+    before, after = sightline.load(taught, backend="torch"), sightline.load(tmp_path / "again", backend="torch")
     assert [one.text for one in after.translate(TEXTS)] == [one.text for one in before.translate(TEXTS)]
     for one, other in zip(before.score(TEXTS, TEXTS), after.score(TEXTS, TEXTS), strict=True):
         assert other.log_probs == pytest.approx(one.log_probs, abs=1e-4)

@@ -55,7 +55,7 @@ def theirs():
 
 @torch.no_grad()
 def test_logits_are_those_of_hugging_face(french, theirs):
-    engine, (model, words) = sightline.load(french, engine="torch"), theirs
+    engine, (model, words) = sightline.load(french, backend="torch"), theirs
     own = engine.tokenizer.own_ids
     native = [i for i, number in enumerate(own) if number >= 0 and i != PAD]  # their padding always has 0
     for source, target in pairs("en-fr.test.tsv.gz", 30):
@@ -71,26 +71,26 @@ def test_logits_are_those_of_hugging_face(french, theirs):
 
 def test_greedy_answers_are_those_of_hugging_face(french, theirs):
     engine, (model, words) = sightline.load(french), theirs
-    engine.usual = engine.room  # Hugging Face does not split a text
+    engine.trained_source_length = engine.longest_source  # Hugging Face does not split a text
     texts = [source for source, _ in pairs("en-fr.test.tsv.gz", 500)]
     expected = []
     for i in range(0, len(texts), 20):
         given = words(texts[i : i + 20], return_tensors="pt", padding=True)
         expected += words.batch_decode(model.generate(**given, num_beams=1), skip_special_tokens=True)
-    found = [one.text for one in engine.translate(texts, beam=1)]
+    found = [one.text for one in engine.translate(texts, beams=1)]
     assert [(a, b) for a, b in zip(found, expected, strict=True) if a != b] == []
 
 
 def test_bleu(french):
     test = pairs("en-fr.test.tsv.gz")
     engine = sightline.load(french)
-    engine.usual = engine.room
-    found = [one.text for one in engine.translate([source for source, _ in test], beam=4, stop="best")]
+    engine.trained_source_length = engine.longest_source
+    found = [one.text for one in engine.translate([source for source, _ in test], beams=4, stop="best")]
     assert values(found, [target for _, target in test])["bleu"] == pytest.approx(52.4, abs=0.3)
 
 
 def test_trace_and_scores_of_a_pronoun(french):
-    engine = sightline.load(french, engine="torch")
+    engine = sightline.load(french, backend="torch")
     found = engine.translate(TIRED)[0].text
     assert "parce qu'il était trop fatigué" in found
     trace = engine.trace(TIRED)
@@ -119,7 +119,7 @@ def test_fine_tuning(french, tmp_path):
     run("train", "--from", french, "--pairs", some, "--out", tmp_path / "tuned", "--cache", tmp_path / "c", *more)
     sources, targets = zip(*(line.rstrip("\n").split("\t") for line in lines[:100]), strict=True)
     before, after = (
-        sum(one.log_prob for one in sightline.load(folder, engine="torch").score(sources, targets))
+        sum(one.log_prob for one in sightline.load(folder, backend="torch").score(sources, targets))
         for folder in (french, tmp_path / "tuned")
     )
     assert after > before
@@ -132,7 +132,7 @@ def test_export(french, tmp_path, kind):
 
 def test_trace_and_export_of_an_argos_package(tmp_path):
     run("import", OPUS / "opus-mt-zh-en.argosmodel", "--out", tmp_path / "zh-en")
-    engine = sightline.load(tmp_path / "zh-en", engine="torch")
+    engine = sightline.load(tmp_path / "zh-en", backend="torch")
     assert len(engine.trace("我是一只小青蛙。").names()) > 300
     for kind in ("huggingface", "ctranslate2", "onnx"):
         check_export(tmp_path / "zh-en", tmp_path, kind)
