@@ -1,13 +1,14 @@
 """The results of an engine, and the plan of a call."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from sightline.config import SearchConfig
 from sightline.search.align import Alignment
 from sightline.search.types import Hypothesis, Request
 from sightline.text.split import Piece
+from sightline.text.tokenizer import Tokenizer
 
 __all__ = ["Alternative", "Completion", "Plan", "Result", "Scored", "Segment", "Translation"]
 
@@ -24,12 +25,16 @@ class Segment:
     """The ids that the model read: of a source with its end, or of a prompt with its start."""
     ids: list[int]
     """The ids that it wrote, without the end."""
-    tokens: list[str]
-    """The same as sub-words."""
     log_probs: list[float]
     """Of each token and of the end, unless the answer was cut; empty if they were not requested."""
     score: float
     """log P(y|x) / |y|^α; see `SearchConfig.length_penalty`."""
+    tokenizer: Tokenizer = field(repr=False, compare=False)
+
+    @property
+    def tokens(self) -> list[str]:
+        """Return the written ids as sub-words."""
+        return self.tokenizer.pieces(self.ids)
 
 
 @dataclass(frozen=True)

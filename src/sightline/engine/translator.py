@@ -19,7 +19,7 @@ from sightline.search.score import next_tokens
 from sightline.search.tree import Tree, grow_tree
 from sightline.search.types import NO_CONSTRAINTS, Constraints, Hypothesis, Limits, Request
 from sightline.special import END, START
-from sightline.text.split import Piece, join, split, starts
+from sightline.text.split import Piece, is_one_sentence, join, split, starts
 from sightline.text.stream import IncrementalText, TextStream
 from sightline.text.tokenizer import Tokenizer, with_end
 from sightline.text.words import words_of
@@ -272,7 +272,7 @@ class Translator(Engine):
         together = min(self.trained_source_length, limit)
         return [
             [Piece(text, "")]
-            if length <= together and text.split() == text.split(" ")
+            if (length <= together and text.split() == text.split(" ")) or (length <= limit and is_one_sentence(text))
             else split(text, encode.lengths, limit, together)
             for text, length in zip(texts, encode.lengths(texts), strict=True)
         ]
@@ -310,8 +310,7 @@ class Translator(Engine):
 
     def _translation(self, parts: Sequence[Piece], found: Sequence[tuple[Request, Hypothesis]]) -> Translation:
         segments = [
-            Segment(request.source, one.ids, self.tokenizer.pieces(one.ids), one.log_probs, one.score)
-            for request, one in found
+            Segment(request.source, one.ids, one.log_probs, one.score, self.tokenizer) for request, one in found
         ]
         score = sum(segment.score for segment in segments) / len(segments) if segments else 0.0
         return Translation(join(parts, self._texts(parts, segments)), score, segments)

@@ -94,7 +94,7 @@ class Writer(Engine):
         return self._trace(target=[START, *self.tokenizer.encode([text])[0]] if isinstance(text, str) else text)
 
     def _completion(self, request: Request, found: Hypothesis) -> Completion:
-        segment = Segment(request.given, found.ids, self.tokenizer.pieces(found.ids), found.log_probs, found.score)
+        segment = Segment(request.given, found.ids, found.log_probs, found.score, self.tokenizer)
         before, whole = self.tokenizer.decode(request.given), self.tokenizer.decode([*request.given, *found.ids])
         text = whole[len(before) :] if whole.startswith(before) else self.tokenizer.decode(found.ids)
         reason: Literal["stop", "length"] = "length" if len(found.ids) == request.limits.most else "stop"

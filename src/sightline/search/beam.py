@@ -84,8 +84,10 @@ class HypothesisState:
         self.least: Int[Tensor, " sentences"] = torch.tensor([each.least for each in limits], device=device)
         self.cut: Bool[Tensor, " sentences"] = torch.tensor([each.cut for each in limits], device=device)
         self.has_least = any(each.least for each in limits)
-        prefixes = [[*each.prefix, *[-1] * (self.longest - len(each.prefix))] for each in constraints]
-        self.prefix: Int[Tensor, "sentences longest"] = torch.tensor(prefixes, device=device)
+        self.prefix: Int[Tensor, "sentences longest"] = torch.full((len(requests), self.longest), -1, device=device)
+        for i, each in enumerate(constraints):
+            if each.prefix:
+                self.prefix[i, : len(each.prefix)] = torch.tensor(each.prefix, device=device)
         self.forbid = [[torch.tensor(ids, device=device) for ids in each.forbid if ids] for each in constraints]
         self.never = torch.tensor(NEVER, device=device)
         rows = len(requests) * self.beams
@@ -376,12 +378,14 @@ class Beams(HypothesisState):
         texts = self.endings.reshape(*order.shape, -1).gather(1, each)
         log_probs = self.ending_log_probs.reshape(*order.shape, -1).gather(1, each)
         lengths = (texts != PAD).sum(2)
+        longest = int(lengths.max())
         scale = lengths[:, :nbest] ** self.length_penalty  # ties are those of totals
         gaps = ((score[:, :nbest] - _next(score, nbest)) * scale).nan_to_num(math.inf).amin(1)
         margin = torch.minimum(self.decision_margin.view(-1, groups).amin(1), gaps)
+        shortened = texts[:, :, :longest], log_probs[:, :, :longest]
         found = []
         for hypotheses, near in zip(
-            zip(*(x.tolist() for x in (score[:, : best.shape[1]], texts, log_probs, lengths)), strict=True),
+            zip(*(x.tolist() for x in (score[:, : best.shape[1]], *shortened, lengths)), strict=True),
             margin.tolist(),
             strict=True,
         ):

@@ -81,6 +81,8 @@ def _step(ids: tuple[int, ...], progress: Progress, token: int) -> Progress:
 
 def least_tokens(constraints: Constraints) -> int:
     """Return the number of tokens that the prefix and the required sequences take."""
+    if not constraints.require:
+        return len(constraints.prefix)
     required = Required(constraints.require)
     return len(constraints.prefix) + required.missing(required.after(required.start, constraints.prefix))
 

@@ -214,11 +214,15 @@ class Run:
         over: set[int] = set()
         """Requests that were answered, or will be searched again."""
         with self._start(batch) as searching:
-            device = searching.done().device
+            device, before = searching.done().device, None
             while True:
                 searching.advance()
                 written += 1
-                done, now = searching.done().tolist(), searching.state
+                done = searching.done().tolist()
+                if (done, len(self.cancelled)) == before and self.streamed.isdisjoint(here):
+                    yield StepUpdate({}, {})
+                    continue
+                before, now = (done, len(self.cancelled)), searching.state
                 streaming = not over.issuperset(i for i in here if i in self.streamed)
                 close = now.near_ties(TIE).tolist() if streaming and not alone else [False] * len(here)
                 close = [tie and i in self.streamed for tie, i in zip(close, here, strict=True)]
@@ -246,7 +250,7 @@ class Run:
                     return
                 if shrink:
                     searching.select(torch.tensor(left, device=device))
-                    here = [here[row] for row in left]
+                    here, before = [here[row] for row in left], None
 
     def _unsent(self, tokens: dict[int, int], written: int) -> dict[int, int]:
         """Return the tokens that were not reported before: a streamed request may be searched twice."""

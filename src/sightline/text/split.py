@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sightline.errors import InputError
 
-__all__ = ["Length", "Piece", "gap", "join", "split", "starts"]
+__all__ = ["Length", "Piece", "gap", "is_one_sentence", "join", "split", "starts"]
 
 Length = Callable[[Sequence[str]], list[int]]
 """Returns the number of tokens of each text."""
@@ -42,6 +42,7 @@ MARKS = re.compile(
     )
 )
 GAP = re.compile(r"\s++")
+SENTENCE_MARK = re.compile(f"[{re.escape(ENDS + SURE)}]")
 BEFORE_WORDS = re.compile(rf"[\s\-/(\[{{„‚{EITHER}]")
 LONG = 20  # characters; no abbreviation is longer
 
@@ -120,6 +121,12 @@ def split(text: str, length: Length, limit: int, trained_source_length: int | No
     starts = [start for start, _ in spans] + [len(text)]
     pieces = [Piece(text[start:end], text[end:after]) for (start, end), after in zip(spans, starts[1:], strict=True)]
     return [Piece("", text[: starts[0]]), *pieces] if starts[0] else pieces
+
+
+def is_one_sentence(text: str) -> bool:
+    """Return whether `split` surely finds no boundary of a line or a sentence in a text. It is fast and often False."""
+    inner = text.rstrip(ENDS + SURE + CLOSING + EITHER)
+    return text.split() == text.split(" ") and not SENTENCE_MARK.search(inner)
 
 
 def join(pieces: Sequence[Piece], answers: Sequence[str]) -> str:
