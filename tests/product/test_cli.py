@@ -147,6 +147,12 @@ def test_user_errors_are_one_sentence_with_exit_code_2():
         ("translate", "`require` and `forbid`, `backend`", "--within and --without, --engine"),
         ("translate", "Use `beams = 1` or `backend='torch'`.", "Use --beam 1 or --engine torch."),
         ("translate", "`sample=True` is missing.", "--sample is missing."),
+        (
+            "translate",
+            "Use `beams` = 1. `precision` = 'int8', `sample` = true",
+            "Use --beam 1. --precision int8, --sample",
+        ),
+        ("translate", "`max_ratio` = 2.5 is invalid.", "`max_ratio` = 2.5 is invalid."),
         ("translate", "`max_ratio` and `model.norm` are not flags.", "`max_ratio` and `model.norm` are not flags."),
         ("translate", "`model`: not found.", "MODEL: not found."),
         ("train", "`init_from` and `valid_source`", "--from and --valid-source"),

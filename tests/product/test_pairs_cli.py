@@ -259,8 +259,8 @@ def refused(within, tmp_path):
         (["--source", "x.en", "--preset", "gpt-tiny"], ["encoder-decoder"]),
         (["--source", "x.en", "--valid", "bad.tsv"], ["bad.tsv:1"]),
         (["--source", "x.en", "--pairs", "none.tsv*2"], ["none.tsv"]),
-        (["--source", "x.en", "--beam", "0"], ["0"]),
-        (["--source", "x.en", "--engine", "fast"], ["engine", "fast"]),
+        (["--source", "x.en", "--beam", "0"], ["--beam", "0"]),
+        (["--source", "x.en", "--engine", "fast"], ["--engine", "fast"]),
         (["--source", "x.en", "--pairs", "good.tsv*0"], ["--pairs", "good.tsv*0"]),
         (["--source", "x.en", "--valid", "blank.tsv"], ["blank.tsv"]),
         (["--source", "x.en", "--set", "data.tokenizer=none.model"], ["none.model"]),
@@ -290,7 +290,7 @@ def test_distill_refuses_to_overwrite_or_to_resume_with_other_options(taught, re
         (["--text", "none.en", "--out", "x.tsv"], ["none.en"]),
         (["--text", "x.en", "--out", "folder.tsv", "--resume"], ["--out", "folder.tsv", "folder"]),
         (["--text", "x.en", "--out", "none/x.tsv"], ["--out", "none/x.tsv"]),
-        (["--text", "x.en", "--out", "x.tsv", "--sample", "--temperature", "0"], ["temperature"]),
+        (["--text", "x.en", "--out", "x.tsv", "--sample", "--temperature", "0"], ["--temperature", "0.0"]),
     ],
 )
 def test_back_translate_errors(given, words, taught, refused):

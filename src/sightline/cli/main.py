@@ -65,8 +65,8 @@ FLAGS = {
     "require": "within",
 }
 """Parameters of the library that a command calls otherwise."""
-OPTION = re.compile(r"`(\w+)(?: ?= ?([^`]+))?`")
-"""An option in a message, alone or with a value: `beams`, `beams = 1`."""
+OPTION = re.compile(r"`(\w+)(?: ?= ?([^`]+))?`(?: = ([\"']?[\w.-]*\w[\"']?))?")
+"""An option in a message, alone or with a value: `beams`, `beams = 1`, `beams` = 1."""
 
 
 def with_flags(message: str, parameters: Iterable[Any]) -> str:
@@ -74,15 +74,15 @@ def with_flags(message: str, parameters: Iterable[Any]) -> str:
     known = {parameter.name: parameter for parameter in parameters}
 
     def flag(found: re.Match[str]) -> str:
-        name, value = found.groups()
+        name, value = found[1], found[2] or found[3]
         parameter = known.get(name) or known.get(FLAGS.get(name, ""))
         if parameter is None:
             return found[0]
         if parameter.param_type_name == "argument":
             return str(parameter.name).upper()
-        if value is None or value == "True":
+        if value is None or value.lower() == "true":
             return str(parameter.opts[0])
-        if value == "False" and parameter.secondary_opts:
+        if value.lower() == "false" and parameter.secondary_opts:
             return str(parameter.secondary_opts[0])
         return " ".join([parameter.opts[0], value.strip("'\"")])
 
