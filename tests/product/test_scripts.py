@@ -121,7 +121,7 @@ def test_benchmarks_run_and_keep_a_result(name, place):
 def test_the_benchmark_of_the_page_runs(place):
     if not (shutil.which("chromium") or os.environ.get("CHROMIUM")):
         cannot("this needs Chromium")
-    script(place, "benchmarks/page.py", "translator", "--rounds", 1)
+    script(place, "benchmarks/page.py", "translator", "--rounds", 1, "--longest", 30)
 
 
 def test_recipes_of_the_french_student_run(place):
