@@ -11,21 +11,32 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 import typer
 
 from sightline.errors import InputError
 
-FIRST, LAST = 32, 4096
+FIRST, LAST = 32, 16384
 """Lines per window: few at first, so that results appear soon; later as many as take some seconds."""
 EVERY = 30
 """Seconds between two lines of progress."""
 
-Answer = Callable[[list[str], int], Iterable[bytes]]
-"""Takes the texts of a window and the number of the first; returns the output for each text."""
+
+class Stages(NamedTuple):
+    """The three steps that answer the texts of a window. In files, they run in parallel: while a window is searched,
+    the next one is prepared and the last one is written."""
+
+    prepare: Callable[[list[str]], Any]
+    """Takes the texts; returns what `search` takes."""
+    search: Callable[[Any], Any]
+    write: Callable[[Any, int], Iterable[bytes]]
+    """Takes the result of `search` and the number of the first text; returns the output for each text."""
+
+
 Show = Literal["nothing", "bar", "lines"]
 
 
@@ -84,7 +95,7 @@ def count_done(out: Path, several: bool = False) -> int:
     return count
 
 
-def answer_lines(paths: Sequence[Path] | None, out: Path | None, done: int, answer: Answer, show: Show) -> None:
+def answer_lines(paths: Sequence[Path] | None, out: Path | None, done: int, stages: Stages, show: Show) -> None:
     """Write the answers to the lines of files (None: standard input) to a file (None: standard output), except for the
     first `done` lines."""
 
@@ -94,12 +105,11 @@ def answer_lines(paths: Sequence[Path] | None, out: Path | None, done: int, answ
             with contextlib.ExitStack() as stack:
                 into: IO[bytes] = sys.stdout.buffer if out is None else stack.enter_context(out.open("ab"))
                 report = stack.enter_context(_progress(paths, done, show))
-                for texts in _windows(_texts(paths, skip=done)):
-                    for row in answer(texts, written + 1):
-                        into.write(row)
+                for rows in _answers(_windows(_texts(paths, skip=done)), stages, done + 1, ahead=paths is not None):
+                    into.writelines(rows)
                     into.flush()
-                    written += len(texts)
-                    report(len(texts))
+                    written += len(rows)
+                    report(len(rows))
         except BrokenPipeError:  # the reader of the pipe has closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except KeyboardInterrupt as stopped:
@@ -109,6 +119,34 @@ def answer_lines(paths: Sequence[Path] | None, out: Path | None, done: int, answ
         except OSError as error:
             where = out if out is not None else "standard output"
             raise InputError(f"{where}: cannot be written: {error.strerror}.", value=out) from None
+
+
+def _answers(windows: Iterator[list[str]], stages: Stages, first: int, *, ahead: bool) -> Iterator[list[bytes]]:
+    """Yield the output for each window. `ahead`: read and prepare the next window before this one is searched."""
+
+    def write(found: Any, number: int) -> list[bytes]:
+        return list(stages.write(found, number))
+
+    def prepare() -> tuple[int, Any]:
+        texts = next(windows, [])
+        return len(texts), stages.prepare(texts) if texts else None
+
+    with ThreadPoolExecutor(1) as before, ThreadPoolExecutor(1) as after:
+        written: Future[list[bytes]] | None = None
+        count, prepared = prepare()
+        while count:
+            coming = before.submit(prepare) if ahead else None
+            found = stages.search(prepared)
+            if written is not None:
+                yield written.result()
+            written = after.submit(write, found, first)
+            if coming is None or coming.exception() is not None:
+                yield written.result()
+                written = None
+            first += count
+            count, prepared = coming.result() if coming is not None else prepare()
+        if written is not None:
+            yield written.result()
 
 
 @contextlib.contextmanager
@@ -172,7 +210,10 @@ def _windows(texts: Iterable[str | None]) -> Iterator[list[str]]:
             began = time.monotonic()
             yield window
             took, window = time.monotonic() - began, []
-            size = min(LAST, 2 * size) if took < 2 else max(FIRST, size // 2) if took > 8 else size
+            if took < 2:
+                size = min(LAST, size * (2 if took > 0.5 else 8))
+            elif took > 8:
+                size = max(FIRST, size // 2)
 
 
 def _from_file(path: Path) -> Iterator[bytes]:

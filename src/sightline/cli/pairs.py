@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from sightline.cli.lines import Show, answer_lines, count_done, decode, only_writer
+from sightline.cli.lines import Show, Stages, answer_lines, count_done, decode, only_writer
 from sightline.errors import InputError
 
 if TYPE_CHECKING:
     from sightline.config import SearchConfig
-    from sightline.engine import Translator
+    from sightline.engine import Plan, Translation, Translator
 
 LEFT_OUT = b"\t\n"
 BROKEN = re.compile("[\t\r\n\ufffd]")
@@ -31,17 +31,23 @@ def write_pairs(
     were left out. `reverse`: the translation comes first."""
     from rich.console import Console
 
-    def answer(some: list[str], _: int) -> Iterator[bytes]:
-        texts = [_readable(text) for text in some]
-        plan = translator.plan([text for text in texts if text], options, log_probs=False)
-        found = iter(translator.run(plan))
-        for text in texts:
+    def prepare(lines: list[str]) -> tuple[list[str], "Plan[list[Translation]]"]:
+        some = [_readable(line) for line in lines]
+        return some, translator.plan([text for text in some if text], options, log_probs=False)
+
+    def search(prepared: tuple[list[str], "Plan[list[Translation]]"]) -> tuple[list[str], list["Translation"]]:
+        some, plan = prepared
+        return some, translator.run(plan)
+
+    def write(results: tuple[list[str], list["Translation"]], _: int) -> Iterator[bytes]:
+        some, found = results[0], iter(results[1])
+        for text in some:
             yield _row(text, next(found).text if text else "", reverse)
 
     show: Show = "lines" if plain or not Console(stderr=True).is_terminal else "bar"
     with only_writer(out):
         _check_rows(out, texts, reverse)
-        answer_lines(texts, out, count_done(out), answer, show)
+        answer_lines(texts, out, count_done(out), Stages(prepare, search, write), show)
     with out.open("rb") as file:
         rows = Counter(row == LEFT_OUT for row in file)
     if not rows[False]:

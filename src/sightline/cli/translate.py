@@ -2,17 +2,18 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from sightline.cli.lines import answer_lines, check_files, check_new, count_done, only_writer
+from sightline.cli.lines import Stages, answer_lines, check_files, check_new, count_done, only_writer
 from sightline.errors import InputError
 
 if TYPE_CHECKING:
-    from sightline.engine import Translation
+    from sightline.engine import Plan, Translation
 
 
 def translate(
@@ -83,13 +84,18 @@ def translate(
     more |= {"log_probs": as_json, "align": align}
     several = options.nbest > 1 and not as_json
 
-    def answer(texts: list[str], first: int) -> Iterator[bytes]:
-        for number, found in enumerate(translator.run(translator.plan(texts, options, **more)), first):
+    def search(plan: "Plan[list[Translation]]") -> Callable[[], list["Translation"]]:
+        return partial(plan.assemble, translator.search(plan.requests, plan.options, log_probs=plan.log_probs))
+
+    def write(results: Callable[[], list["Translation"]], first: int) -> Iterator[bytes]:
+        for number, found in enumerate(results(), first):
             yield _written(found, number, several, as_json)
+
+    stages = Stages(partial(translator.plan, options=options, **more), search, write)
 
     with only_writer(out):
         done = count_done(out, several) if resume and out is not None else 0
-        answer_lines(paths, out, done, answer, "nothing" if out is None and sys.stdout.isatty() else "bar")
+        answer_lines(paths, out, done, stages, "nothing" if out is None and sys.stdout.isatty() else "bar")
 
 
 def _written(found: "Translation", number: int, several: bool, as_json: bool) -> bytes:

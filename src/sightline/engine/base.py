@@ -71,11 +71,17 @@ class Engine:
 
     def run(self, plan: Plan[R]) -> R:
         """Search for the answers of a plan and return its results."""
-        found: list[list[Hypothesis]] = [[] for _ in plan.requests]
-        for update in self.steps(plan.requests, plan.options, log_probs=plan.log_probs):
+        return plan.assemble(self.search(plan.requests, plan.options, log_probs=plan.log_probs))
+
+    def search(
+        self, requests: Sequence[Request], options: SearchConfig, *, log_probs: bool = True
+    ) -> list[list[Hypothesis]]:
+        """Return the best answers to every request, best first."""
+        found: list[list[Hypothesis]] = [[] for _ in requests]
+        for update in self.steps(requests, options, log_probs=log_probs):
             for i, best in update.answers.items():
                 found[i] = best
-        return plan.assemble(found)
+        return found
 
     def steps(
         self,

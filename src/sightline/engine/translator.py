@@ -203,11 +203,7 @@ class Translator(Engine):
             for token, _ in likely
             if token != END
         ]
-        longer: list[list[Hypothesis]] = [[] for _ in requests]
-        for update in self.steps(requests, plan.options, log_probs=False):
-            for i, best in update.answers.items():
-                longer[i] = best
-        rest, found = iter(longer), []
+        rest, found = iter(self.search(requests, plan.options, log_probs=False)), []
         for token, log_prob in likely:
             answers = [Hypothesis(begun, 0.0, [])] if token == END else next(rest)
             (whole,) = plan.assemble([answers[:1]])

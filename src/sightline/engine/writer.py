@@ -80,7 +80,8 @@ class Writer(Engine):
             both = zip(requests, answers, strict=True)
             return [[self._completion(request, one) for one in found] for request, found in both]
 
-        return Plan(requests, options, assemble, [Piece(text, "") for text in texts], log_probs)
+        one_piece = [Piece(" ", "")]  # also for an empty text
+        return Plan(requests, options, assemble, one_piece, log_probs)
 
     def incremental_text(self, plan: Plan[Any]) -> IncrementalText:
         """Return the text of a plan for one text, to be built token by token."""
