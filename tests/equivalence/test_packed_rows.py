@@ -92,7 +92,7 @@ def test_packed_equals_padded(kind, stores, data, budget, seed):
     store = stores[kind]
     chosen = data.draw(st.lists(st.integers(0, len(store) - 1), min_size=1, max_size=14))
     torch.manual_seed(seed)
-    model = make(variant, **SIZE)
+    model = make(variant, **SIZE).double()  # in float32, a ReLU near 0 can be on in one pass and off in the other
     for batches in rows_of(store, chosen, budget):
         shared, other = (exercise(kind, batch) for batch in batches)
         found = model.classifier(model.hidden(shared.inputs))[tokens(shared)]
