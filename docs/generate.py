@@ -3,121 +3,25 @@
 import ast
 import importlib
 import inspect
+import pkgutil
 import sys
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from types import ModuleType, NoneType
+from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 import torch
 import typer.main
 
+import sightline
 from sightline.cli.main import app
 from sightline.config import Config, ModelConfig, SearchConfig
 from sightline.model.transformer import build
 from sightline.options import Options, option_fields
 from sightline.trace.watch import tracing
 
-MODULES = [
-    "sightline.config",
-    "sightline.options",
-    "sightline.model.transformer",
-    "sightline.model.mask",
-    "sightline.model.cache",
-    "sightline.model.initialise",
-    "sightline.model.decoding",
-    "sightline.model.static_cache",
-    "sightline.model.hooks",
-    "sightline.model.protocol",
-    "sightline.model.kernels.attention",
-    "sightline.model.kernels.dropout",
-    "sightline.model.kernels.compiled",
-    "sightline.model.kernels.residual_norm",
-    "sightline.model.kernels.decode",
-    "sightline.trace.trace",
-    "sightline.trace.watch",
-    "sightline.trace.steps",
-    "sightline.trace.what_if",
-    "sightline.trace.explain",
-    "sightline.trace.pack",
-    "sightline.files",
-    "sightline.model_folder",
-    "sightline.text.tokenizer",
-    "sightline.text.dialogue",
-    "sightline.data.builtin",
-    "sightline.data.corpus",
-    "sightline.data.store",
-    "sightline.data.batches",
-    "sightline.data.feed",
-    "sightline.engine.results",
-    "sightline.engine.base",
-    "sightline.engine.translator",
-    "sightline.engine.writer",
-    "sightline.engine.reader",
-    "sightline.engine.load",
-    "sightline.backends.base",
-    "sightline.backends.torch",
-    "sightline.search.types",
-    "sightline.search.driver",
-    "sightline.search.scoring",
-    "sightline.search.beam",
-    "sightline.search.constrained",
-    "sightline.search.sampling",
-    "sightline.search.rerank",
-    "sightline.search.recorded",
-    "sightline.search.score",
-    "sightline.search.align",
-    "sightline.search.tree",
-    "sightline.text.split",
-    "sightline.text.stream",
-    "sightline.text.words",
-    "sightline.text.shortlist",
-    "sightline.train.run",
-    "sightline.train.loop",
-    "sightline.train.state",
-    "sightline.train.step",
-    "sightline.train.loss",
-    "sightline.train.optimizer",
-    "sightline.train.schedule",
-    "sightline.train.validate",
-    "sightline.train.vocabulary",
-    "sightline.train.batch_size",
-    "sightline.train.distributed",
-    "sightline.train.events",
-    "sightline.train.sinks",
-    "sightline.evaluate.scores",
-    "sightline.evaluate.compare",
-    "sightline.evaluate.comet",
-    "sightline.evaluate.grammar",
-    "sightline.evaluate.align",
-    "sightline.figures.curves",
-    "sightline.interop.hugging_face",
-    "sightline.interop.hugging_face_files",
-    "sightline.interop.marian",
-    "sightline.interop.hub",
-    "sightline.backends.ctranslate2",
-    "sightline.backends.ctranslate2_format",
-    "sightline.backends.thread_modes",
-    "sightline.interop.ctranslate2_reader",
-    "sightline.interop.onnx",
-    "sightline.interop.native_order",
-    "sightline.interop.reading",
-    "sightline.interop.export",
-    "sightline.serve.app",
-    "sightline.serve.routes",
-    "sightline.serve.schemas",
-    "sightline.serve.service",
-    "sightline.serve.worker",
-    "sightline.serve.models",
-    "sightline.serve.page",
-    "sightline.serve.access",
-    "sightline.serve.protocol",
-    "sightline.serve.observe",
-    "sightline.serve.problems",
-    "sightline.errors",
-]
 TYPES = {bool: "true, false", int: "integer", float: "number", str: "text"}
 NOTE = "<!-- Written by docs/generate.py from the code; edit the code instead. -->\n\n"
 
@@ -215,28 +119,28 @@ def _commands(path: str, command: Any) -> Iterator[tuple[str, click.Command]]:
 
 
 def api() -> str:
-    """Return the page of every public name with its signature and docstring."""
-    lines = ["# Python\n", "`import sightline` has the names for most uses:", ""]
-    package = importlib.import_module("sightline")
-    lines += [f"- `{name}`, from `{getattr(package, name).__module__}`" for name in package.__all__] + [""]
-    for name in MODULES:
-        lines += _module(importlib.import_module(name))
+    """Return the page of every public name with its signature and docstring: those of `sightline` and its packages."""
+    lines = ["# Python\n", "These names are public; all others may change.", ""]
+    shown: set[str] = set()
+    packages = [name for _, name, is_package in pkgutil.iter_modules(sightline.__path__, "sightline.") if is_package]
+    for package in map(importlib.import_module, ("sightline", *packages)):
+        names = [name for name in getattr(package, "__all__", ()) if name not in shown]
+        shown |= set(names)
+        if names:
+            lines += [f"## `{package.__name__}`\n", inspect.cleandoc(package.__doc__ or ""), ""]
+        for name in names:
+            lines += _public(getattr(package, name))
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _module(module: ModuleType) -> list[str]:
-    lines = [f"## `{module.__name__}`\n", inspect.cleandoc(module.__doc__ or ""), ""]
-    public = getattr(module, "__all__", None)
-    for node in ast.parse(inspect.getsource(module)).body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and (
-            node.name in public if public else node.name[0] != "_"
-        ):
-            lines += [f"### {_signature(node)}\n", ast.get_docstring(node) or "", ""]
-            methods = [m for m in node.body if isinstance(m, ast.FunctionDef) and m.name[0] != "_"]
-            described = [(m, ast.get_docstring(m)) for m in methods if isinstance(node, ast.ClassDef)]
-            lines += [f"- {_signature(m)}: {' '.join(text.split())}" for m, text in described if text]
-            lines += [""] if lines[-1] else []
-    return lines
+def _public(thing: Any) -> list[str]:
+    """Return the signature and docstring of a class or function, and of its public methods."""
+    node: Any = ast.parse(inspect.getsource(thing)).body[0]
+    lines = [f"### {_signature(node)}\n", ast.get_docstring(node) or "", ""]
+    methods = [m for m in node.body if isinstance(m, ast.FunctionDef) and m.name[0] != "_"]
+    described = [(m, ast.get_docstring(m)) for m in methods if isinstance(node, ast.ClassDef)]
+    lines += [f"- {_signature(m)}: {' '.join(text.split())}" for m, text in described if text]
+    return lines + ([""] if lines[-1] else [])
 
 
 def _signature(node: ast.ClassDef | ast.FunctionDef) -> str:
@@ -244,9 +148,10 @@ def _signature(node: ast.ClassDef | ast.FunctionDef) -> str:
     if isinstance(node, ast.ClassDef):
         return f"`{node.name}`"
     arguments = node.args
-    for argument in (*arguments.args, *arguments.kwonlyargs):
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
         argument.annotation = None
-    arguments.args = [a for a in arguments.args if a.arg not in ("self", "cls")]
+    for own in (arguments.posonlyargs, arguments.args):
+        own[:] = [a for a in own if a.arg not in ("self", "cls")]
     return f"`{node.name}({ast.unparse(arguments)})`"
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sightline.config import ModelConfig, SearchConfig
     from sightline.engine import Completion, LoadOptions, Reader, Translation, Translator, Writer, load
+    from sightline.errors import SightlineError
+    from sightline.model.mask import PackedRows
     from sightline.model.transformer import build
     from sightline.model_folder import load_model, save_model
     from sightline.trace.watch import tracing
@@ -21,8 +23,10 @@ __all__ = [
     "Completion",
     "LoadOptions",
     "ModelConfig",
+    "PackedRows",
     "Reader",
     "SearchConfig",
+    "SightlineError",
     "Translation",
     "Translator",
     "Writer",
@@ -40,6 +44,8 @@ _HOME = {
         ("Completion", "LoadOptions", "Reader", "Translation", "Translator", "Writer", "load"), "sightline.engine"
     ),
     **dict.fromkeys(("load_model", "save_model"), "sightline.model_folder"),
+    "PackedRows": "sightline.model.mask",
+    "SightlineError": "sightline.errors",
     "build": "sightline.model.transformer",
     "tracing": "sightline.trace.watch",
     "what_if": "sightline.trace.what_if",

@@ -8,18 +8,6 @@ from pydantic import Field, model_validator
 
 from sightline.options import ConflictError, Options, load_options
 
-__all__ = [
-    "Config",
-    "DataConfig",
-    "ModelConfig",
-    "PositionsConfig",
-    "SearchConfig",
-    "ServeConfig",
-    "StackConfig",
-    "TrainConfig",
-    "load",
-]
-
 Size = Annotated[int, Field(gt=0, lt=10**9, strict=True)]
 Rate = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]

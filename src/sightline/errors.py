@@ -10,15 +10,6 @@
 A message has the problem, the value and a solution. Options are written as `beams`; the command line prints --beams.
 """
 
-__all__ = [
-    "CheckpointError",
-    "ConfigError",
-    "InputError",
-    "SightlineError",
-    "TraceError",
-    "TrainingError",
-]
-
 
 class SightlineError(Exception):
     """An error that the user can fix. The command line prints it and exits with 2."""

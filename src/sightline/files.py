@@ -11,18 +11,6 @@ from typing import IO, Any
 
 from sightline.errors import CheckpointError, InputError, SightlineError
 
-__all__ = [
-    "cache_folder",
-    "draft_folder",
-    "lock",
-    "optional_import",
-    "parse_json_object",
-    "read_json_object",
-    "replacing_folder",
-    "sync_folder",
-    "write_files",
-]
-
 
 def write_files(folder: Path | str, files: Mapping[str, bytes]) -> None:
     """Write files into a folder, which is created if it is missing. After a crash each file is complete: old or new."""

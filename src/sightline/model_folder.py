@@ -32,24 +32,6 @@ from sightline.files import cache_folder, parse_json_object, read_json_object, w
 from sightline.model.transformer import Model, build
 from sightline.text.tokenizer import FILE, SOURCE_FILE, Tokenizer
 
-__all__ = [
-    "ALIGNMENT",
-    "BUNDLED",
-    "EXAMPLES",
-    "FORMAT",
-    "SHORTLIST",
-    "ModelFolder",
-    "Task",
-    "bundled_models",
-    "count_parameters",
-    "load_model",
-    "load_tokenizer",
-    "read_config",
-    "save_model",
-    "save_weights",
-    "set_weights",
-]
-
 Task = Literal["translate", "write", "read"]
 
 FORMAT = 1

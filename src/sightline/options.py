@@ -19,8 +19,6 @@ from pydantic.fields import FieldInfo
 
 from sightline.errors import ConfigError
 
-__all__ = ["ConflictError", "Options", "as_toml", "load_options", "option_fields", "presets"]
-
 
 class ConflictError(ValueError):
     """Raised by a validator: an option whose value does not fit another option.

@@ -182,14 +182,16 @@ def test_tests_of_the_architecture_are_found(code, count):
 # --- Public names
 
 
-@pytest.mark.parametrize("name", [n for n in MODULES if not n.startswith("cli")])
-def test_all_lists_what_is_public(name):
-    module = importlib.import_module(f"sightline.{name.removesuffix('.__init__')}")
-    if name.endswith("__init__"):
-        return
-    assert module.__all__ == sorted(module.__all__, key=lambda n: (not n.isupper(), n[0].islower(), n))
-    for public in module.__all__:
-        assert hasattr(module, public)
+PACKAGES = [name for _, name, is_package in pkgutil.iter_modules(sightline.__path__, "sightline.") if is_package]
+
+
+@pytest.mark.parametrize("name", ["sightline", *PACKAGES])
+def test_public_names_are_sorted_and_exist(name):
+    package = importlib.import_module(name)
+    names = getattr(package, "__all__", [])
+    assert names == sorted(names, key=lambda n: (not n.isupper(), n[0].islower(), n))
+    for public in names:
+        assert hasattr(package, public)
 
 
 def test_the_package_lists_what_is_public():

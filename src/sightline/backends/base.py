@@ -6,8 +6,6 @@ from typing import Protocol
 from sightline.config import SearchConfig
 from sightline.search.types import Request, StepUpdate
 
-__all__ = ["Backend"]
-
 
 class Backend(Protocol):
     """Searches with one model on one device."""

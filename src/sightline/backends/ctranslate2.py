@@ -39,8 +39,6 @@ from sightline.search.beam import NEVER
 from sightline.search.types import Hypothesis, Request, StepUpdate
 from sightline.special import END, START
 
-__all__ = ["CTranslate2Backend"]
-
 TINY_PENALTY = 1e-30
 """With a length penalty of 0, CTranslate2 stops as soon as the best hypothesis has ended. With this one it follows the
 usual rule, and the scores are the same."""

@@ -23,16 +23,6 @@ from sightline.special import END, START, UNKNOWN
 from sightline.text.shortlist import Shortlist
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = [
-    "ACTIVATIONS",
-    "Precision",
-    "convert",
-    "converted_folder",
-    "model_spec",
-    "new_name",
-    "save_shortlist",
-]
-
 Precision = Literal["float32", "int8"]
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh", "swish": "SWISH", "swiglu": "SWISH"}

@@ -18,8 +18,6 @@ from typing import Literal
 from sightline.errors import CheckpointError
 from sightline.files import cache_folder, lock, write_files
 
-__all__ = ["ThreadMode", "ThreadModes", "batch_kind", "default_file", "processor"]
-
 ThreadMode = Literal["intra", "inter"]
 """CTranslate2's names. intra: all threads compute one batch. inter: each thread computes a batch of its own."""
 

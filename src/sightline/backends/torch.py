@@ -12,8 +12,6 @@ from sightline.search.score import score
 from sightline.search.scoring import Ensemble
 from sightline.search.types import Request, StepUpdate
 
-__all__ = ["TorchBackend", "default_batch_tokens"]
-
 MOST_TOKENS = 2**20
 """Positions of a batch beyond which nothing gets faster."""
 

@@ -30,8 +30,6 @@ from sightline.cli import (
 )
 from sightline.errors import SightlineError
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     name="sightline",
     help='The Transformer of "Attention Is All You Need": train it, use it, and see every number inside it.',

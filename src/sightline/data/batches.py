@@ -20,8 +20,6 @@ from sightline.model.mask import PackedRows
 from sightline.model.protocol import Inputs
 from sightline.special import END, PAD, START, UNKNOWN
 
-__all__ = ["Batch", "Shared", "collate", "collate_shared", "mask_words", "plan", "plan_shared"]
-
 WINDOW = 100_000
 """Sentences of a window, within which shuffled sentences are sorted by length."""
 ROW = 64

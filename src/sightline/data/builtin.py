@@ -18,8 +18,6 @@ from typing import Literal, NamedTuple
 
 from sightline.errors import InputError
 
-__all__ = ["SPLITS", "Pair", "generate", "riddle"]
-
 Split = Literal["train", "dev", "test", "unseen"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "test", "unseen")
 

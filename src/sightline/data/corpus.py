@@ -18,21 +18,6 @@ import zstandard
 
 from sightline.errors import InputError
 
-__all__ = [
-    "LONGEST_DOCUMENT",
-    "LONGEST_LINE",
-    "Corpus",
-    "Dialogue",
-    "Parallel",
-    "Table",
-    "Text",
-    "lines",
-    "raw_lines",
-    "read_dialogues",
-    "read_documents",
-    "read_pairs",
-]
-
 LONGEST_LINE = 100_000
 """Maximum characters of a line. Longer lines are not sentences; the file probably has another format."""
 LONGEST_DOCUMENT = 1_000_000

@@ -25,8 +25,6 @@ from sightline.data.batches import (
 from sightline.data.store import Store
 from sightline.errors import InputError
 
-__all__ = ["Feed", "Place", "Update", "ahead"]
-
 Rows = Literal["padded", "shared"]
 Item = TypeVar("Item")
 

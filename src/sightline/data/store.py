@@ -30,18 +30,6 @@ from sightline.special import END
 from sightline.text.dialogue import DialogueFormat, alternating_turns
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = [
-    "Cleaning",
-    "Counts",
-    "Part",
-    "Side",
-    "Store",
-    "Weighted",
-    "prepare",
-    "prepare_dialogues",
-    "prepare_texts",
-]
-
 FORMAT = 4
 CHUNK = 10_000  # pairs, documents or dialogues that are tokenised together
 CHUNK_TEXT = 8_000_000  # characters, because documents can have any size

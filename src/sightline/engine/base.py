@@ -24,8 +24,6 @@ from sightline.trace.trace import Trace
 from sightline.trace.watch import tracing
 from sightline.trace.what_if import what_if
 
-__all__ = ["Encodings", "Engine"]
-
 R = TypeVar("R")
 
 

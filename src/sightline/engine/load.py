@@ -22,8 +22,6 @@ from sightline.search.align import Heads
 from sightline.search.driver import BATCH_TOKENS
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["LoadOptions", "load", "load_translator"]
-
 
 @dataclass(frozen=True)
 class LoadOptions:

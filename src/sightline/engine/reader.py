@@ -4,8 +4,6 @@ from sightline.engine.base import Engine
 from sightline.special import END, START
 from sightline.trace.trace import Trace
 
-__all__ = ["Reader"]
-
 
 class Reader(Engine):
     """A trained encoder."""

@@ -10,8 +10,6 @@ from sightline.search.types import Hypothesis, Request
 from sightline.text.split import Piece
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["Alternative", "Completion", "Plan", "Result", "Scored", "Segment", "Translation"]
-
 R_co = TypeVar("R_co", covariant=True)
 SHOWN = 60
 """Characters of a text that a repr shows."""

@@ -25,8 +25,6 @@ from sightline.text.tokenizer import Tokenizer, with_end
 from sightline.text.words import words_of
 from sightline.trace.trace import Trace
 
-__all__ = ["Translator", "translation_request"]
-
 LONGEST = 250
 """Tokens of a source beyond which even a sentence is split: models rarely see longer ones in training."""
 TRAINED_SOURCE_LENGTH = 64

@@ -13,8 +13,6 @@ from sightline.text.split import Piece
 from sightline.text.stream import IncrementalText
 from sightline.trace.trace import Trace
 
-__all__ = ["Writer"]
-
 
 class Writer(Engine):
     """A trained language model."""

@@ -14,8 +14,6 @@ from sightline.files import write_files
 from sightline.model_folder import ALIGNMENT
 from sightline.search.align import Alignment, Head, Heads, Step, align, every_head, link, weigh
 
-__all__ = ["MAX_HEADS", "Agreement", "Choice", "agreement", "choose_heads", "gold_of", "save_choice"]
-
 MAX_HEADS = 4
 """Largest number of heads to choose."""
 MIN_GAIN = 0.001

@@ -8,8 +8,6 @@ import torch
 from sightline.evaluate.scores import Score
 from sightline.files import optional_import
 
-__all__ = ["MODEL", "load"]
-
 MODEL = "Unbabel/wmt22-comet-da"
 """The model of COMET-22; about 2 GB, downloaded when first used."""
 

@@ -14,8 +14,6 @@ from sacrebleu.metrics.base import Metric
 from sightline.errors import InputError
 from sightline.evaluate.scores import METRICS, metric
 
-__all__ = ["RESAMPLES", "SEED", "TRIALS", "Comparison", "Estimate", "compare", "estimate"]
-
 RESAMPLES = 1000
 """Resampled corpora for an interval."""
 TRIALS = 10_000

@@ -5,8 +5,6 @@ from typing import NamedTuple
 from sightline.data.builtin import Pair, Split, generate
 from sightline.engine import Translator
 
-__all__ = ["Grammar", "grammar"]
-
 
 class Grammar(NamedTuple):
     """Accuracy of translations."""

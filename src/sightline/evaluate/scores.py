@@ -10,8 +10,6 @@ from sacrebleu.metrics.ter import TER
 
 from sightline.errors import InputError
 
-__all__ = ["METRICS", "Score", "metric", "scores", "values"]
-
 METRICS = ("bleu", "chrf", "ter")
 """Names of the metrics. Higher is better for bleu and chrf, lower for ter."""
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-__all__ = ["plot"]
-
 
 def plot(metrics: Path, file: Path) -> None:
     """Plot loss, scores, learning rate and speed over the steps of a run, as PNG, SVG or PDF."""

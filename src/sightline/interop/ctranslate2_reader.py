@@ -36,8 +36,6 @@ from sightline.model.initialise import sinusoids
 from sightline.model.transformer import EncoderDecoder
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["read_argos", "read_ctranslate2"]
-
 Array = NDArray[Any]
 Files = Mapping[str, bytes]
 

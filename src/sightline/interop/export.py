@@ -25,8 +25,6 @@ from sightline.search.types import Request
 from sightline.special import END, UNKNOWN
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["KINDS", "Difference", "export"]
-
 Kind = Literal["huggingface", "ctranslate2", "onnx"]
 Precision = Literal["float32", "int8"]
 KINDS: dict[Kind, str] = {"huggingface": "source.spm", "ctranslate2": "model.bin", "onnx": "decoder.onnx"}

@@ -16,8 +16,6 @@ from typing import Any
 from sightline.errors import CheckpointError, InputError, SightlineError
 from sightline.files import optional_import
 
-__all__ = ["fetch"]
-
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 NEEDED = [
     "generation_config.json",

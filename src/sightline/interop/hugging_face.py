@@ -18,8 +18,6 @@ from sightline.model.transformer import EncoderDecoder, Model, build
 from sightline.model_folder import set_weights
 from sightline.special import END, PAD, START
 
-__all__ = ["convert", "from_hugging_face", "to_halves", "to_hugging_face"]
-
 Weights = dict[str, Tensor]
 
 ACTIVATIONS = {

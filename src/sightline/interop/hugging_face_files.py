@@ -23,8 +23,6 @@ from sightline.interop.native_order import to_internal_order, to_native_order
 from sightline.model.transformer import EncoderDecoder, Model
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["quiet", "read_hugging_face", "read_weights", "write_hugging_face"]
-
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 
 

@@ -24,8 +24,6 @@ from sightline.model_folder import set_weights
 from sightline.special import START
 from sightline.text.tokenizer import NAMES, SentencePiece, Tokenizer
 
-__all__ = ["read_marian"]
-
 Weights = dict[str, Tensor]
 
 OPTIONS = "special:model.yml"

@@ -14,8 +14,6 @@ from sightline.model.transformer import EncoderDecoder, Model, build
 from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["NativeModel", "to_internal_order", "to_native_order"]
-
 EXCLUDED = -1e4
 """Bias of a token that no answer may contain: its probability is 0, and half precision can represent the bias."""
 SOURCE, TARGET = "encoder.embedding.tokens.weight", "decoder.embedding.tokens.weight"

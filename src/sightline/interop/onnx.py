@@ -36,8 +36,6 @@ from sightline.search.driver import search
 from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["Difference", "OnnxModel", "export", "verify"]
-
 OPSET = 18
 """Version of ONNX's operators: the oldest that torch writes, for older runtimes."""
 BATCH = 32

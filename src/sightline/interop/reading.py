@@ -12,8 +12,6 @@ from sightline.interop.marian import read_marian
 from sightline.model.transformer import Model
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["detect_format", "find_model"]
-
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 Reader = Callable[[Path], tuple[Model, Tokenizer]]
 

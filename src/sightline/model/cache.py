@@ -15,8 +15,6 @@ from sightline.config import ModelConfig
 from sightline.errors import InputError
 from sightline.model.mask import Layout, Mask, PackedRows, longest_row
 
-__all__ = ["Cache", "CrossKV", "LayerCache"]
-
 
 class CrossKV(NamedTuple):
     """The keys and values that one decoder layer computes from the encoder's output, with their mask."""

@@ -11,8 +11,6 @@ from sightline.model.mask import longest_row
 from sightline.model.protocol import Inputs
 from sightline.model.static_cache import StaticCache
 
-__all__ = ["Decoding"]
-
 
 class Decoding:
     """Base of the models with a decoder."""

@@ -9,8 +9,6 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["After", "Before", "hooks"]
-
 Before = Callable[[Sequence[Any]], Sequence[Any] | None]
 """Takes all arguments of `forward`, in order, defaults included. May return other arguments."""
 After = Callable[[Sequence[Any], Any], Any]

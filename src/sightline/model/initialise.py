@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from sightline.config import PositionsConfig
 
-__all__ = ["initialise", "sinusoids"]
-
 
 @torch.no_grad()
 def initialise(model: nn.Module) -> None:

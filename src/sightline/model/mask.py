@@ -13,8 +13,6 @@ from torch import Tensor
 from sightline.errors import InputError
 from sightline.model.kernels.decode import DecodeWindow
 
-__all__ = ["Layout", "Mask", "PackedRows", "SourceLayout", "longest_row"]
-
 
 class PackedRows(NamedTuple):
     """Rows of a fixed length with several sentences each, one after another. Unused cells at the end of a row belong to

@@ -11,8 +11,6 @@ from sightline.config import ModelConfig
 from sightline.errors import InputError
 from sightline.model.mask import Layout
 
-__all__ = ["DecodeState", "Generative", "Inputs", "Model"]
-
 
 class Inputs(NamedTuple):
     """The input of a model: ids of its encoder and of its decoder, each with the layout of their rows."""

@@ -16,8 +16,6 @@ from sightline.model.cache import Cache, CrossKV
 from sightline.model.kernels.decode import DecodeWindow
 from sightline.model.mask import Layout, Mask
 
-__all__ = ["StaticCache"]
-
 
 class StaticCache(Cache):
     """Keys and values of all decoder layers, at fixed addresses.

@@ -24,8 +24,6 @@ from sightline.model.kernels.residual_norm import residual_norm
 from sightline.model.mask import Layout, Mask, PackedRows, SourceLayout, longest_row
 from sightline.model.protocol import Inputs
 
-__all__ = ["Attend", "DecoderOnly", "EncoderDecoder", "EncoderOnly", "Model", "attention_weights", "build"]
-
 Ids = Int[Tensor, "batch length"]
 Source = Int[Tensor, "batch source"]
 Vectors = Float[Tensor, "batch length d_model"]

@@ -21,19 +21,6 @@ from sightline.search.driver import BATCH_TOKENS, padded
 from sightline.special import START
 from sightline.text.tokenizer import with_end
 
-__all__ = [
-    "Alignment",
-    "Head",
-    "Heads",
-    "Words",
-    "align",
-    "every_head",
-    "link",
-    "read_pharaoh",
-    "weigh",
-    "write_pharaoh",
-]
-
 Alignment = list[tuple[int, int]]
 """Pairs of a source word and a target word, counted from 0, in order."""
 Head = tuple[int, int]

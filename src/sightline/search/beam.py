@@ -22,8 +22,6 @@ from sightline.search.scoring import Scores, highest
 from sightline.search.types import Hypothesis, Request
 from sightline.special import END, PAD, START, UNKNOWN
 
-__all__ = ["NEVER", "Beams", "Chosen", "Forced", "HypothesisState", "rows_of"]
-
 NEVER = [PAD, START, UNKNOWN]
 """Tokens that no answer has."""
 

@@ -26,9 +26,6 @@ from sightline.search.scoring import Scores, highest
 from sightline.search.types import Constraints, Hypothesis, Request
 from sightline.special import END
 
-__all__ = ["ConstrainedBeams", "Required", "least_tokens"]
-
-
 # --- How much of the required sequences an answer has
 
 

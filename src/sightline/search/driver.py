@@ -27,8 +27,6 @@ from sightline.search.scoring import Scorer
 from sightline.search.types import Hypothesis, Request, StepUpdate
 from sightline.special import PAD
 
-__all__ = ["BATCH_TOKENS", "TIE", "EagerSearch", "inputs_of", "search", "steps"]
-
 TIE = 2e-4
 """Hypotheses whose log-probabilities differ by less count as equally good. In float32 the log-probability of one
 hypothesis differs by about 1e-5 between batches (docs/decisions/0011)."""

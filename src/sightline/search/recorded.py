@@ -26,8 +26,6 @@ from sightline.search.sampling import top_k_bucket
 from sightline.search.scoring import Scores
 from sightline.special import PAD
 
-__all__ = ["LEAVE", "GraphPool", "RecordedSearch", "graph_pool", "release"]
-
 LEAVE = 0.25
 """The part of a batch that must be done before the rest continues as a smaller batch."""
 FEW = 128

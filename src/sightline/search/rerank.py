@@ -12,8 +12,6 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-__all__ = ["chrf", "expected_chrf"]
-
 ORDER = 6
 BETA = 2
 BLOCK = 4096

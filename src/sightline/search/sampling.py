@@ -19,8 +19,6 @@ from sightline.search.scoring import Scores, highest
 from sightline.search.types import Hypothesis, Request
 from sightline.special import END
 
-__all__ = ["Samples", "top_k_bucket"]
-
 LEAST = 1e-30
 """The smallest temperature and probability: only the likeliest token is left, and float32 can represent it."""
 UNLIKELY = 2e-4

@@ -13,8 +13,6 @@ from sightline.search.driver import BATCH_TOKENS, padded
 from sightline.search.types import Request
 from sightline.special import END
 
-__all__ = ["next_tokens", "score"]
-
 
 @torch.no_grad()
 def score(

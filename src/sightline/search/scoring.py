@@ -14,8 +14,6 @@ from sightline.model.kernels.decode import CHUNK
 from sightline.model.protocol import DecodeState, Generative, Inputs
 from sightline.model.transformer import CrossAttention, attention_weights
 
-__all__ = ["Ensemble", "Scorer", "Scores", "highest"]
-
 
 class Scores(NamedTuple):
     """Scores of the next token of each row. Log-probabilities are values - norm; the subtraction, a pass over the whole

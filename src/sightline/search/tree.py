@@ -17,8 +17,6 @@ from sightline.search.scoring import Scores
 from sightline.search.types import Hypothesis, Request
 from sightline.special import END
 
-__all__ = ["Node", "Tree", "grow_tree"]
-
 
 class Node(NamedTuple):
     """A hypothesis: that of its parent, and one token more."""

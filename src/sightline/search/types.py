@@ -4,8 +4,6 @@ from typing import NamedTuple
 
 from sightline.special import START
 
-__all__ = ["NO_CONSTRAINTS", "Constraints", "Hypothesis", "Limits", "Request", "StepUpdate"]
-
 
 class Limits(NamedTuple):
     """Bounds on the number of new tokens of an answer."""

@@ -16,8 +16,6 @@ from sightline.errors import InputError
 from sightline.serve.page import is_page
 from sightline.serve.problems import Problem
 
-__all__ = ["AccessMiddleware", "Keys", "read_keys"]
-
 OPEN = {"/healthz", "/readyz"}
 """Paths that need no key and have no limits."""
 

@@ -29,8 +29,6 @@ from sightline.serve.routes import router
 from sightline.serve.schemas import LibreRequest
 from sightline.serve.service import ClientDisconnected, Service
 
-__all__ = ["bind", "create_app", "run"]
-
 LINGER = 0.5
 """Seconds that open connections are kept after the last answer when the service stops."""
 DESCRIPTION = """Translate with Transformers and inspect their computation.

@@ -16,8 +16,6 @@ from sightline.errors import InputError, SightlineError
 from sightline.model_folder import ModelFolder
 from sightline.serve.problems import Problem
 
-__all__ = ["NAMES", "Models", "named"]
-
 log = logging.getLogger("sightline.serve")
 NAMES = {
     "ar": "Arabic", "bg": "Bulgarian", "ca": "Catalan", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek",

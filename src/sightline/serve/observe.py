@@ -14,8 +14,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sightline.serve.problems import Problem
 
-__all__ = ["HEADERS", "JsonLines", "Metrics", "Observe", "PlainLines", "start_logging"]
-
 log = logging.getLogger("sightline.serve")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 HEADERS = {

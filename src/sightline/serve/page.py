@@ -9,8 +9,6 @@ from fastapi import APIRouter, Request, Response
 
 from sightline.serve.problems import Problem
 
-__all__ = ["STATIC", "is_page", "page"]
-
 STATIC = Path(__file__).parent / "static"
 """The folder of the built page."""
 NAME = re.compile(r"[\w-][\w.-]{0,99}(/[\w-][\w.-]{0,99}){0,4}", re.ASCII)

@@ -9,8 +9,6 @@ from pydantic import BaseModel, ConfigDict
 
 from sightline.errors import SightlineError
 
-__all__ = ["KINDS", "Kind", "Problem", "ProblemDetails", "invalid", "responses"]
-
 
 class Kind(NamedTuple):
     """Status and title of a type of problem."""

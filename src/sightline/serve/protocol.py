@@ -9,8 +9,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from sightline.serve.observe import HEADERS
 from sightline.serve.problems import Problem
 
-__all__ = ["Http", "http"]
-
 MAX_HEAD = 65_536
 """Largest request line with headers, in bytes."""
 

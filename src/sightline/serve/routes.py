@@ -26,8 +26,6 @@ from sightline.text.tokenizer import with_end
 from sightline.trace.pack import PIECE, numbers, pack
 from sightline.trace.trace import Trace
 
-__all__ = ["router"]
-
 T = TypeVar("T")
 B = TypeVar("B", schemas.AlternativesRequest, schemas.BeamsRequest, schemas.TraceRequest, schemas.SearchRequest)
 MAX_PACKED = 32_000_000

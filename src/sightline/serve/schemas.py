@@ -6,33 +6,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from sightline.config import SearchConfig
 
-__all__ = [
-    "Alternative",
-    "AlternativesAnswer",
-    "AlternativesRequest",
-    "Beam",
-    "BeamsAnswer",
-    "BeamsRequest",
-    "Language",
-    "LibreAnswer",
-    "LibreRequest",
-    "ModelAbout",
-    "ModelsAnswer",
-    "Pair",
-    "PiecesAnswer",
-    "ScoreAnswer",
-    "ScoreRequest",
-    "Scored",
-    "SearchRequest",
-    "StreamRequest",
-    "Tensor",
-    "TraceAnswer",
-    "TraceRequest",
-    "TranslateAnswer",
-    "TranslateRequest",
-    "Translation",
-]
-
 
 def _check_surrogates(text: str) -> str:
     """Refuse lone surrogates, which JSON can express and UTF-8 cannot."""

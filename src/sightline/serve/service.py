@@ -17,8 +17,6 @@ from sightline.serve.problems import Problem
 from sightline.serve.worker import TURNS, Event, Job, JobResult, QueueFullError, Worker
 from sightline.trace.trace import Trace
 
-__all__ = ["ClientDisconnected", "Service", "StoredTrace", "Traces"]
-
 T = TypeVar("T")
 
 

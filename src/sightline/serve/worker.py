@@ -23,8 +23,6 @@ from sightline.errors import SightlineError
 from sightline.search.types import Hypothesis
 from sightline.serve.problems import Problem
 
-__all__ = ["Event", "Job", "JobResult", "QueueFullError", "Worker"]
-
 T = TypeVar("T")
 SHORT = 16
 """Requests of up to this many tokens share a batch whatever their lengths are."""

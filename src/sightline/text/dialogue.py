@@ -17,8 +17,6 @@ from sightline.errors import InputError
 from sightline.special import END, START
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["ROLE_TOKENS", "DialogueFormat", "Role", "Turn", "alternating_turns"]
-
 Role = Literal["system", "user", "assistant"]
 ROLE_TOKENS: dict[Role, str] = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
 """The names of the special tokens of the roles."""

@@ -18,8 +18,6 @@ from sightline.errors import InputError
 from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["Shortlist", "learn"]
-
 Pair = tuple[Sequence[int], Sequence[int]]
 Ids = NDArray[np.signedinteger]
 

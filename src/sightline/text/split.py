@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from sightline.errors import InputError
 
-__all__ = ["Length", "Piece", "gap", "is_one_sentence", "join", "split", "starts"]
-
 Length = Callable[[Sequence[str]], list[int]]
 """Returns the number of tokens of each text."""
 

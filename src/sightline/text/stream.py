@@ -12,8 +12,6 @@ from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.split import Piece, gap
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["IncrementalText", "TextStream"]
-
 BROKEN = "\ufffd"
 HELD = 3
 """Characters to hold back. An incomplete character has at most three bytes, and each byte is decoded as one �."""

@@ -23,8 +23,6 @@ from sightline.errors import InputError
 from sightline.files import read_json_object
 from sightline.special import END, PAD, START, UNKNOWN
 
-__all__ = ["Tokenizer", "suggest_vocab_size", "with_end"]
-
 NAMES = "<pad>", "<s>", "</s>", "<unk>"  # for entries that a vocabulary does not have
 FILE, SOURCE_FILE = "tokenizer.model", "source-tokenizer.model"
 

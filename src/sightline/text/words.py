@@ -3,8 +3,6 @@
 import re
 from collections.abc import Sequence
 
-__all__ = ["words_of"]
-
 WORD = re.compile(r"\S+")
 
 

@@ -18,8 +18,6 @@ from sightline.model.transformer import Embedding, Model, MultiHeadAttention, St
 from sightline.trace.trace import Trace, Traced
 from sightline.trace.what_if import require_model
 
-__all__ = ["Attribution", "gradient_x_input", "logit_lens", "rollout", "value_weighted"]
-
 
 def rollout(trace: Trace, stack: str) -> dict[str, Traced]:
     """Compute attention rollout (Abnar and Zuidema, 2020, arXiv:2005.00928): the share of each input token in each

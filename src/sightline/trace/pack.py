@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from sightline.errors import TraceError
 from sightline.trace.trace import Trace, Traced, labels
 
-__all__ = ["PIECE", "PackedTrace", "numbers", "pack", "read", "write"]
-
 MAGIC = b"SIGHTLN\x01"
 HEADER = struct.Struct("<8sQ")  # magic, bytes of manifest
 ALIGNMENT = 8

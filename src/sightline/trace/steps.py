@@ -15,8 +15,6 @@ from sightline.errors import InputError
 from sightline.model.mask import Mask
 from sightline.model.transformer import attention_weights
 
-__all__ = ["AttentionEdit", "AttentionSteps", "spell_out"]
-
 Matrix = Float[Tensor, "batch heads query key"]
 
 

@@ -15,8 +15,6 @@ from sightline.errors import TraceError
 from sightline.files import optional_import
 from sightline.model.mask import Layout, PackedRows
 
-__all__ = ["Trace", "Traced", "difference", "labels"]
-
 
 class Traced(NamedTuple):
     """A tensor of a trace, with the names of its axes."""

@@ -35,8 +35,6 @@ from sightline.trace.steps import AttentionSteps, spell_out
 from sightline.trace.trace import Trace, difference
 from sightline.trace.what_if import active_what_if, require_model
 
-__all__ = ["trace_pass", "tracing"]
-
 VECTORS = ("batch", "position", "d_model")
 MATRIX = ("batch", "head", "query", "key")
 

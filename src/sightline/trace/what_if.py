@@ -27,8 +27,6 @@ from sightline.model.transformer import (
 )
 from sightline.trace.steps import AttentionEdit, spell_out
 
-__all__ = ["PARTS", "WhatIf", "active_what_if", "require_model", "what_if"]
-
 PARTS = {
     "positions": "tokens carry no position",
     "scale": "scores are not divided by √d_k",

@@ -11,8 +11,6 @@ from sightline.model.mask import PackedRows
 from sightline.model.transformer import build
 from sightline.train.step import Step
 
-__all__ = ["find_batch_tokens"]
-
 ROW_LENGTH = 64
 MAX_BATCH_TOKENS = 131_072
 MEMORY_SHARE = 0.8

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from sightline.errors import InputError
 
-__all__ = ["World", "full_tensor", "is_main", "local_tensor", "shard_like"]
-
 
 def is_main() -> bool:
     """Return whether this is the main process, which writes files and reports."""

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Event", "Finished", "Progress", "Saved", "Sink", "Started", "Validated", "Warned"]
-
 
 class Started(NamedTuple):
     """Training starts, or resumes after `step`."""

@@ -39,8 +39,6 @@ from sightline.train.state import begin_state, finish_state, last_state, load_st
 from sightline.train.step import Step
 from sightline.train.validate import Validation, ValidationResult
 
-__all__ = ["RunState", "train"]
-
 SHORT_RUN = 20
 """Steps of a run that only tries whether training works."""
 

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from sightline.special import PAD
 
-__all__ = ["Loss", "linear_cross_entropy"]
-
 GPU_CHUNK = 4096
 """Tokens per chunk on a GPU."""
 CPU_LOGITS = 8_000_000

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from sightline.config import TrainConfig
 from sightline.train.distributed import full_tensor, local_tensor, shard_like
 
-__all__ = ["Muon", "load_optimizer_state", "make_optimizers", "optimizer_state", "orthogonalize"]
-
 Optimizers = list[torch.optim.Optimizer]
 
 

@@ -34,8 +34,6 @@ from sightline.train.state import last_state
 from sightline.train.validate import ScoreFunction, Validation
 from sightline.train.vocabulary import replace_vocabulary
 
-__all__ = ["RunOptions", "TextFiles", "check_options", "choose_preset", "train_files"]
-
 Log = Callable[[str], None]
 MIN_TO_HOLD_OUT = 500
 """Fewest training pairs of which some are held out for validation."""

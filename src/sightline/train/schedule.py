@@ -4,8 +4,6 @@ import math
 
 from sightline.errors import ConfigError
 
-__all__ = ["SCHEDULES", "learning_rate"]
-
 SCHEDULES = ("noam", "inverse-sqrt", "cosine", "linear", "constant")
 
 

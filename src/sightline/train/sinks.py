@@ -15,8 +15,6 @@ from sightline.errors import CheckpointError
 from sightline.files import optional_import, write_files
 from sightline.train.events import Event, Finished, Progress, Saved, Sink, Started, Validated, Warned
 
-__all__ = ["Lines", "Metrics", "ProgressBar", "TensorBoard", "tee"]
-
 
 def tee(sinks: list[Sink]) -> Sink:
     """Return one sink that passes events to all of these."""

@@ -19,8 +19,6 @@ from torch import Tensor
 from sightline.errors import CheckpointError
 from sightline.files import read_json_object, sync_folder, write_files
 
-__all__ = ["begin_state", "finish_state", "last_state", "load_state", "save_state", "writing_state"]
-
 FORMAT = 2
 """The version of a state's layout; Sightline 0.1 wrote version 1."""
 

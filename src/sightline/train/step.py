@@ -21,8 +21,6 @@ from sightline.train.distributed import World, full_tensor
 from sightline.train.loss import Loss, linear_cross_entropy
 from sightline.train.optimizer import make_optimizers
 
-__all__ = ["Objective", "Step", "Sums", "seed_of"]
-
 
 class Objective(nn.Module):
     """The model followed by its loss: the module to differentiate."""

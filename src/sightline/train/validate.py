@@ -17,8 +17,6 @@ from sightline.model.transformer import Model
 from sightline.text.tokenizer import Tokenizer
 from sightline.train.step import Objective
 
-__all__ = ["ScoreFunction", "Validation", "ValidationResult"]
-
 ScoreFunction = Callable[[Sequence[str], Sequence[str]], dict[str, float]]
 """A function from translations and references to scores by name."""
 SAMPLES = 3

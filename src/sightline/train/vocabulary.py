@@ -6,8 +6,6 @@ from sightline.errors import InputError
 from sightline.model.transformer import Model, build
 from sightline.text.tokenizer import Tokenizer
 
-__all__ = ["replace_vocabulary"]
-
 
 @torch.no_grad()
 def replace_vocabulary(model: Model, old: Tokenizer, new: Tokenizer) -> Model:

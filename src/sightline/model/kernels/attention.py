@@ -12,8 +12,6 @@ from sightline.model.kernels.compiled import attention_by_products
 from sightline.model.kernels.decode import attend_rows
 from sightline.model.mask import Mask
 
-__all__ = ["MAX_PRODUCT_KEYS", "attend"]
-
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 MAX_PRODUCT_KEYS = 64
 """Up to this number of keys, plain matrix products are faster than the fused kernels, if they are compiled

@@ -7,8 +7,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["attention_by_products", "column_major_weights", "linear_activation", "to_autocast"]
-
 
 def to_autocast(x: Tensor) -> Tensor:
     """Convert vectors between layers to autocast's precision, if it is enabled. Sums and norms stay in float32."""

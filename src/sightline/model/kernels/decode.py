@@ -21,8 +21,6 @@ try:  # installed with torch for GPUs only
 except ImportError:
     triton = None
 
-__all__ = ["CHUNK", "DecodeWindow", "attend_rows", "summary"]
-
 CHUNK = 64
 """Number of neighbouring tokens of the vocabulary for which `summary` returns the highest score."""
 KEYS, SUMMARY = (16, 32), (64, 8)
@@ -85,6 +83,7 @@ if triton is not None:
         q, k, v, lengths, row_index, out, scale, q_row, q_head, row_step, head_step, key_step, index_step, group,
         HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, INDEXED: tl.constexpr,  # noqa: N803
     ):  # fmt: skip
+        """Compute the attention of one query, block by block of keys."""
         row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
         column = tl.arange(0, WIDTH)
         wide = column < D
@@ -121,6 +120,7 @@ if triton is not None:
         scores, norm, maxima, n, chunks,
         BLOCK: tl.constexpr, CHUNK: tl.constexpr, LOWEST: tl.constexpr,  # noqa: N803
     ):  # fmt: skip
+        """Compute the norm and the chunk maxima of one row of scores."""
         row = tl.program_id(0).to(tl.int64)
         offset = tl.arange(0, CHUNK)[None, :]
         highest = tl.full([BLOCK], float("-inf"), tl.float32)

@@ -5,8 +5,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-__all__ = ["Dropout", "assign_dropout_seeds", "dropout_mask", "dropout_mask_cpu"]
-
 
 class Dropout(nn.Dropout):
     """Dropout with a faster source of random numbers than torch's generator.

@@ -25,8 +25,6 @@ try:  # installed with torch for GPUs only
 except ImportError:
     triton = None
 
-__all__ = ["MAX_WIDTH", "fits", "fused_residual_norm", "residual_norm"]
-
 MAX_WIDTH = 8192
 """Cells of the widest row: it must fit in the registers of one program, which has at most 16 warps."""
 
@@ -82,11 +80,13 @@ if triton is not None:
     @triton.jit
     @no_type_check
     def fetch(tensor, row, column, rows, D: tl.constexpr):  # noqa: N803
+        """Load a part of some rows."""
         return tl.load(tensor + row.to(tl.int64) * D + column, (row < rows) & (column < D), 0.0)
 
     @triton.jit
     @no_type_check
     def store(tensor, value, row, column, rows, D: tl.constexpr):  # noqa: N803
+        """Store a part of some rows."""
         tl.store(tensor + row.to(tl.int64) * D + column, value, (row < rows) & (column < D))
 
     @triton.jit
@@ -104,6 +104,7 @@ if triton is not None:
         x, y, weight, bias, out, z, mean, rstd, epsilon, rows, seed, threshold, scale,
         D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, DROP: tl.constexpr,  # noqa: N803
     ):  # fmt: skip
+        """Compute a few rows of the sum and of its norm."""
         first, step = tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS
         column = tl.arange(0, BLOCK)[None, :]
         w = tl.load(weight + column, column < D, 0.0).to(tl.float32)
@@ -131,6 +132,7 @@ if triton is not None:
         dout, z, mean, rstd, weight, dx, dy, partial, rows, seed, threshold, scale,
         D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, DROP: tl.constexpr,  # noqa: N803
     ):  # fmt: skip
+        """Compute the gradients of a few rows."""
         first, step = tl.program_id(0) * ROWS, tl.num_programs(0) * ROWS
         column = tl.arange(0, BLOCK)[None, :]
         w = tl.load(weight + column, column < D, 0.0).to(tl.float32)
