@@ -10,6 +10,8 @@
 A message has the problem, the value and a solution. Options are written as `beams`; the command line prints --beams.
 """
 
+from typing import Self
+
 
 class SightlineError(Exception):
     """An error that the user can fix. The command line prints it and exits with 2."""
@@ -18,6 +20,11 @@ class SightlineError(Exception):
         """`option`: the option or parameter at fault, by its Python name; `value`: its value."""
         super().__init__(message)
         self.option, self.value = option, value
+
+    @classmethod
+    def of(cls, option: str, value: object, problem: str) -> Self:
+        """Return an error about an option; its message is the name of the option and the problem."""
+        return cls(f"`{option}` {problem}", option=option, value=value)
 
 
 class ConfigError(SightlineError):

@@ -116,10 +116,8 @@ def as_toml(config: Options, path: str = "") -> str:
 def _parse_set(assignment: str) -> dict[str, Any]:
     key, equals, text = assignment.partition("=")
     if not equals or not all(part.strip() for part in key.split(".")):
-        raise ConfigError(
-            f"`set` must have the form group.option=value (model.d_model=256), got {assignment!r}.",
-            option="set",
-            value=assignment,
+        raise ConfigError.of(
+            "set", assignment, f"must have the form group.option=value (model.d_model=256), got {assignment!r}."
         )
     try:
         value = tomllib.loads(f"value = {text}")["value"]

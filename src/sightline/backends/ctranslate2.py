@@ -157,11 +157,11 @@ class CTranslate2Backend:
         if reason is not None:
             raise ConfigError(f"CTranslate2 cannot run this search: {reason}. Use the backend torch.")
         if 2 * options.beams > self._choices - len(NEVER):
-            raise ConfigError(
-                f"`beams` = {options.beams} is too large for a vocabulary of {self._choices}. "
+            raise ConfigError.of(
+                "beams",
+                options.beams,
+                f"= {options.beams} is too large for a vocabulary of {self._choices}. "
                 f"Use at most {(self._choices - len(NEVER)) // 2}.",
-                option="beams",
-                value=options.beams,
             )
         for request in requests:
             self._check(request)
@@ -209,10 +209,10 @@ class CTranslate2Backend:
             try:
                 files[SHORTLIST] = self._shortlist.read_bytes()
             except OSError:
-                raise InputError(
-                    f"`shortlist` not found: {self._shortlist}. Run `sightline shortlist` to learn one.",
-                    option="shortlist",
-                    value=self._shortlist,
+                raise InputError.of(
+                    "shortlist",
+                    self._shortlist,
+                    f"not found: {self._shortlist}. Run `sightline shortlist` to learn one.",
                 ) from None
         return files
 
@@ -224,10 +224,10 @@ class CTranslate2Backend:
         source, _, always = shortlist.partition(b"\n")[0].partition(b"\t")
         ids = [self._ids.get(name, -1) for name in always.decode("utf-8", "replace").split(" ")]
         if source or not {*NEVER, END} <= set(ids) or -1 in ids:
-            raise InputError(
-                f"`shortlist` is not for the vocabulary of the model: {self._shortlist}. Learn it again.",
-                option="shortlist",
-                value=self._shortlist,
+            raise InputError.of(
+                "shortlist",
+                self._shortlist,
+                f"is not for the vocabulary of the model: {self._shortlist}. Learn it again.",
             )
         return len(ids)
 

@@ -30,7 +30,7 @@ def align(
     from sightline.search.align import read_pharaoh, write_pharaoh
 
     if choose and gold is None:
-        raise InputError("`choose` needs gold links. Name them by `gold`.", option="choose", value=True)
+        raise InputError.of("choose", True, "needs gold links. Name them by `gold`.")
     gold_links = None
     if gold is not None:
         gold_links = [read_pharaoh(line, f"{gold}:{i}") for i, line in enumerate(lines(Path(gold)), 1)]

@@ -39,7 +39,7 @@ def back_translate(
     beams = beam if beam is not None else 1 if sample else 4
     options = SearchConfig(beams=beams, sample=sample, temperature=temperature, top_k=top_k, seed=seed)
     if out.suffix != ".tsv":
-        raise InputError(f"`out` must be a .tsv file, got {out}.", option="out", value=out)
+        raise InputError.of("out", out, f"must be a .tsv file, got {out}.")
     check_new(out, resume)
     check_files(text)
     translator = load_translator(model, device=device, backend=cast("Any", engine), precision=cast("Any", precision))

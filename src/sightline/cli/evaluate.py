@@ -51,7 +51,7 @@ def evaluate(
     models = [name for name, text in zip(names, texts.systems, strict=True) if not text]
     if source is None and (models or comet):
         reason = f"{models[0]} is a model" if models else "COMET reads the source"
-        raise InputError(f"`source` is missing: {reason}. Name the source text.", option="source")
+        raise InputError.of("source", None, f"is missing: {reason}. Name the source text.")
     if save:
         _check_save(save, model in models, [reference, source, *map(Path, names)])
     comet_of = None
@@ -126,13 +126,11 @@ def _check_save(save: Path, translates: bool, read: Sequence[Path | None]) -> No
     from sightline.errors import InputError
 
     if not translates:
-        raise InputError(
-            "`save` needs a model, and MODEL is a text file. Leave it out.", option="save", value=str(save)
-        )
+        raise InputError.of("save", str(save), "needs a model, and MODEL is a text file. Leave it out.")
     if any(path and path.resolve() == save.resolve() for path in read):
-        raise InputError(f"`save` would overwrite an input: {save}. Choose another.", option="save", value=str(save))
+        raise InputError.of("save", str(save), f"would overwrite an input: {save}. Choose another.")
     if save.is_dir() or not save.parent.is_dir():
-        raise InputError(f"`save` cannot be written: {save}. Choose another file.", option="save", value=str(save))
+        raise InputError.of("save", str(save), f"cannot be written: {save}. Choose another file.")
 
 
 def _save(save: Path, text: Sequence[str]) -> None:
@@ -141,9 +139,7 @@ def _save(save: Path, text: Sequence[str]) -> None:
     try:
         save.write_text("".join(f"{line}\n" for line in text), "utf-8", newline="\n")
     except OSError as error:
-        raise InputError(
-            f"`save` cannot be written: {save} ({error.strerror}).", option="save", value=str(save)
-        ) from None
+        raise InputError.of("save", str(save), f"cannot be written: {save} ({error.strerror}).") from None
 
 
 def _warn(name: str, text: Sequence[str]) -> None:

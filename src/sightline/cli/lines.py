@@ -44,7 +44,7 @@ def check_new(out: Path, resume: bool) -> None:
     """Refuse to overwrite a file."""
 
     if out.is_dir():
-        raise InputError(f"`out` is a folder: {out}. Name a file.", option="out", value=out)
+        raise InputError.of("out", out, f"is a folder: {out}. Name a file.")
     if out.exists() and not resume:
         message = f"`out` already exists: {out}. Add `resume` to continue it, or choose another file."
         raise InputError(message, option="out", value=out)
@@ -70,7 +70,7 @@ def only_writer(out: Path | None) -> Iterator[None]:
         try:
             file = stack.enter_context(out.open("ab"))
         except OSError as error:
-            raise InputError(f"`out` cannot be written: {out}: {error.strerror}.", option="out", value=out) from None
+            raise InputError.of("out", out, f"cannot be written: {out}: {error.strerror}.") from None
         if not lock(file, wait=False):
             message = f"`out` is being written by another process: {out}. Wait for it, or choose another file."
             raise InputError(message, option="out", value=out)

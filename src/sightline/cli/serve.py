@@ -42,7 +42,7 @@ def serve(
     from sightline.options import load_options
 
     if log not in ("auto", "json", "plain"):
-        raise InputError(f"`log` must be auto, json or plain, got {log!r}.", option="log", value=log)
+        raise InputError.of("log", log, f"must be auto, json or plain, got {log!r}.")
     given: dict[str, Any] = {"origins": tuple(allow_origin)} if allow_origin else {}
     config = load_options(ServeConfig, given, sets=set or [])
     import_packages()

@@ -43,19 +43,13 @@ def train(
     from sightline.train.sinks import Lines, Metrics, ProgressBar, TensorBoard, tee
 
     if len(source or []) != len(target or []):
-        raise InputError(
-            f"`source` and `target` come in pairs, got {len(source or [])} and {len(target or [])}.",
-            option="source",
-            value=source,
+        raise InputError.of(
+            "source", source, f"and `target` come in pairs, got {len(source or [])} and {len(target or [])}."
         )
     if (valid_source is None) != (valid_target is None):
-        raise InputError("`valid_source` and `valid_target` come in pairs.", option="valid_source", value=valid_source)
+        raise InputError.of("valid_source", valid_source, "and `valid_target` come in pairs.")
     if valid_source is not None and (text or dialogue):
-        raise InputError(
-            "`valid_source` is for pairs. Name other validation text by `valid`.",
-            option="valid_source",
-            value=valid_source,
-        )
+        raise InputError.of("valid_source", valid_source, "is for pairs. Name other validation text by `valid`.")
     parallel = [
         (*weighted(s)[:1], weighted(t)[0], weighted(s)[1]) for s, t in zip(source or [], target or [], strict=True)
     ]

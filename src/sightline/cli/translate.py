@@ -73,7 +73,7 @@ def translate(
     beams, rerank = max(beam, nbest) if nbest > 1 else beam, "mbr-chrf" if mbr else "none"
     options = load_options(SearchConfig, given | {"beams": beams, "rerank": rerank}, sets=set or [])
     if resume and out is None:
-        raise InputError("`resume` continues a file. Name the file with `out`.", option="resume", value=resume)
+        raise InputError.of("resume", resume, "continues a file. Name the file with `out`.")
     if out is not None:
         check_new(out, resume)
     paths = None if file == "-" else [Path(file)]

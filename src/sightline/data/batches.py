@@ -41,9 +41,7 @@ def plan(
     """
     longest = int(max(source.max(initial=0), target.max(initial=0))) + 1
     if longest > batch_tokens:
-        raise InputError(
-            f"`batch_tokens` must be at least {longest}, got {batch_tokens}.", option="batch_tokens", value=batch_tokens
-        )
+        raise InputError.of("batch_tokens", batch_tokens, f"must be at least {longest}, got {batch_tokens}.")
     generator = np.random.default_rng([seed, epoch])
     order = generator.permutation(np.arange(len(source)) if pairs is None else pairs)
     batches: list[Ints] = []
@@ -90,11 +88,11 @@ def plan_shared(
     length = ROW
     while len(order):
         if length > batch_tokens:
-            raise InputError(
-                f"`batch_tokens` must be at least {length}, a row for the longest sentence ({longest.max()} tokens), "
+            raise InputError.of(
+                "batch_tokens",
+                batch_tokens,
+                f"must be at least {length}, a row for the longest sentence ({longest.max()} tokens), "
                 f"got {batch_tokens}.",
-                option="batch_tokens",
-                value=batch_tokens,
             )
         fits = longest <= length
         queues.append(_Queue(order[fits], sizes))

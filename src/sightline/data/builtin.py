@@ -129,7 +129,7 @@ Word = tuple[str, str]
 def generate(split: Split, count: int, seed: int = 0) -> Iterator[Pair]:
     """Yield `count` different pairs of a split. The same seed gives the same pairs."""
     if split not in SPLITS:
-        raise InputError(f"`split` must be one of {', '.join(SPLITS)}, got {split!r}.", option="split", value=split)
+        raise InputError.of("split", split, f"must be one of {', '.join(SPLITS)}, got {split!r}.")
     generator = random.Random(f"{split} {seed}")  # noqa: S311
     riddles = {pair.target for pair in riddle()}
     seen: set[str] = set()
@@ -137,10 +137,8 @@ def generate(split: Split, count: int, seed: int = 0) -> Iterator[Pair]:
     while len(seen) < count:
         tries += 1
         if tries > 1000 * (count + 100):
-            raise InputError(
-                f"`count` is greater than the number of different sentences in the split {split}: {count}.",
-                option="count",
-                value=count,
+            raise InputError.of(
+                "count", count, f"is greater than the number of different sentences in the split {split}: {count}."
             )
         plan = _draw(generator)
         pair = _compose(plan)

@@ -250,11 +250,7 @@ def _find_or_make(
     weighted = [corpus if isinstance(corpus, Weighted) else Weighted(corpus, 1.0) for corpus in corpora]
     for corpus, weight in weighted:
         if not 0 < weight < math.inf:
-            raise InputError(
-                f"`weight` must be a number greater than 0, got {weight} for {corpus[0]}.",
-                option="weight",
-                value=weight,
-            )
+            raise InputError.of("weight", weight, f"must be a number greater than 0, got {weight} for {corpus[0]}.")
     plain = [corpus for corpus, _ in weighted]
     folder = cache / _key(key, plain, tokenizer)
     if not (folder / "store.json").exists():

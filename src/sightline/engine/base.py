@@ -144,9 +144,10 @@ class Engine:
         """Trace one pass over these ids: those of the source and of the target."""
         sides = {side: own for side, own in ids.items() if own is not None}
         if max(map(len, sides.values())) > self.max_positions:
-            raise InputError(
-                f"`text` has {max(map(len, sides.values()))} tokens, and the model has {self.max_positions} positions.",
-                option="text",
+            raise InputError.of(
+                "text",
+                None,
+                f"has {max(map(len, sides.values()))} tokens, and the model has {self.max_positions} positions.",
             )
         tensors: dict[str, Tensor] = {
             side: torch.tensor([own], device=self.model.device) for side, own in sides.items()

@@ -56,21 +56,17 @@ def load(path: str | Path | Sequence[str | Path], options: LoadOptions | None = 
     for name, known in CHOICES.items():
         if getattr(options, name) not in known:
             value = getattr(options, name)
-            raise InputError(f"`{name}` must be one of {', '.join(known)}, got {value!r}.", option=name, value=value)
+            raise InputError.of(name, value, f"must be one of {', '.join(known)}, got {value!r}.")
     folders = [ModelFolder(each) for each in ([path] if isinstance(path, str | Path) else path)]
     if not folders:
-        raise InputError("`path` names no model.", option="path", value=path)
+        raise InputError.of("path", path, "names no model.")
     device = _device(options.device)
     tokenizers = [folder.load_tokenizer() for folder in folders]
     _check_ensemble(folders, tokenizers)
     models: list[nn.Module] = [folder.load_model(device) for folder in folders]
     if options.precision == "bfloat16":
         if not device.startswith("cuda"):
-            raise InputError(
-                f'`precision` = "bfloat16" needs a GPU, and the device is {device}.',
-                option="precision",
-                value="bfloat16",
-            )
+            raise InputError.of("precision", "bfloat16", f'= "bfloat16" needs a GPU, and the device is {device}.')
         models = [model.to(torch.bfloat16) for model in models]
     if device == "cpu":
         for model in models:
@@ -110,7 +106,7 @@ def _device(name: str) -> str:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError) as error:  # torch raises these for a kind that it was built without
         reason = str(error).splitlines()[0]
-        raise InputError(f"`device` {name} cannot be used here: {reason}", option="device", value=name) from None
+        raise InputError.of("device", name, f"{name} cannot be used here: {reason}") from None
     return name
 
 
@@ -161,7 +157,7 @@ def _backends(
 
 def _refuse(options: LoadOptions, option: str, needed: str) -> NoReturn:
     value = getattr(options, option)
-    raise InputError(f"`{option}` = {value!r} needs {needed}.", option=option, value=value)
+    raise InputError.of(option, value, f"= {value!r} needs {needed}.")
 
 
 def _heads(folder: ModelFolder) -> Heads | None:

@@ -107,10 +107,8 @@ class Translator(Engine):
         encode_source, encode = self.encodings(spans=align)
         prefixes = [prefix or ""] * len(texts) if prefix is None or isinstance(prefix, str) else list(prefix)
         if len(prefixes) != len(texts):
-            raise InputError(
-                f"`prefix` needs one text for each of the {len(texts)} texts, got {len(prefixes)}.",
-                option="prefix",
-                value=len(prefixes),
+            raise InputError.of(
+                "prefix", len(prefixes), f"needs one text for each of the {len(texts)} texts, got {len(prefixes)}."
             )
         required, forbidden = ([ids for ids in encode(words) if ids] for words in (require, forbid))
         pieces, requests = self._split(texts, encode_source), []
@@ -118,10 +116,8 @@ class Translator(Engine):
             with_text = [part.text for part in parts if part.text]
             if (begun or required) and len(with_text) > 1:
                 option = "prefix" if begun else "require"
-                raise InputError(
-                    f"`{option}` is for a text of one segment, and this one has {len(with_text)}.",
-                    option=option,
-                    value=len(with_text),
+                raise InputError.of(
+                    option, len(with_text), f"is for a text of one segment, and this one has {len(with_text)}."
                 )
             constraints = Constraints(begun, required, forbidden)
             config = self.model.config
@@ -190,9 +186,9 @@ class Translator(Engine):
         answer = self.tokenizer.encode([target])[0] if isinstance(target, str) else target
         if not 0 <= position <= len(answer) or position >= self.longest_source:
             last = min(len(answer), self.longest_source - 1)
-            raise InputError(f"`position` must be from 0 to {last}, got {position}.", option="position", value=position)
+            raise InputError.of("position", position, f"must be from 0 to {last}, got {position}.")
         if count < 1:
-            raise InputError(f"`count` must be at least 1, got {count}.", option="count", value=count)
+            raise InputError.of("count", count, f"must be at least 1, got {count}.")
         (request,), begun = plan.requests, answer[:position]
         likely = next_tokens(self.models, request, begun, count)
         config, source = self.model.config, request.source[: len(request.source) - self.model.config.source_end]
@@ -245,17 +241,13 @@ class Translator(Engine):
             target = result.text
         if isinstance(source, Translation):
             if not 0 <= segment < len(source.segments):
-                raise InputError(
-                    f"`segment` must be from 0 to {len(source.segments) - 1}, got {segment}.",
-                    option="segment",
-                    value=segment,
-                )
+                raise InputError.of("segment", segment, f"must be from 0 to {len(source.segments) - 1}, got {segment}.")
             chosen = source.segments[segment]
             source, target = chosen.source_ids, chosen.ids
         if isinstance(source, str):
             source = with_end(self.tokenizer.source.encode([source])[0], self.model.config.source_end)
         if target is None:
-            raise InputError("`target` is missing: a source of ids needs one.", option="target")
+            raise InputError.of("target", None, "is missing: a source of ids needs one.")
         return self._trace(
             source=source, target=[START, *(self.tokenizer.encode([target])[0] if isinstance(target, str) else target)]
         )
@@ -273,18 +265,14 @@ class Translator(Engine):
 
     def _one_segment(self, plan: Plan[Any]) -> None:
         if len(plan.requests) != 1:
-            raise InputError(
-                f"`text` must be one segment, and this one has {len(plan.requests)}.",
-                option="text",
-                value=len(plan.requests),
+            raise InputError.of(
+                "text", len(plan.requests), f"must be one segment, and this one has {len(plan.requests)}."
             )
 
     def _check_pairs(self, sources: Sequence[list[int]], targets: Sequence[list[int]], first: int) -> None:
         if len(sources) != len(targets):
-            raise InputError(
-                f"`targets` must be as many as the {len(sources)} sources, got {len(targets)}.",
-                option="targets",
-                value=len(targets),
+            raise InputError.of(
+                "targets", len(targets), f"must be as many as the {len(sources)} sources, got {len(targets)}."
             )
         for number, pair in enumerate(zip(sources, targets, strict=True), first):
             if max(map(len, pair)) > self.longest_source:

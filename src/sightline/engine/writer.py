@@ -57,9 +57,7 @@ class Writer(Engine):
     ) -> Plan[list[list[Completion]]]:
         """Make the continuation of texts ready."""
         if max_tokens < 1:
-            raise InputError(
-                f"`max_tokens` must be at least 1, got {max_tokens}.", option="max_tokens", value=max_tokens
-            )
+            raise InputError.of("max_tokens", max_tokens, f"must be at least 1, got {max_tokens}.")
         encode = Encodings(self.tokenizer)
         constraints = Constraints([], *([ids for ids in encode(words) if ids] for words in (require, forbid)))
         requests = []
@@ -67,10 +65,10 @@ class Writer(Engine):
             given = [START, *ids]
             room = self.max_positions - len(given) + 1
             if room < 1:
-                raise InputError(
-                    f"`text` has {len(ids)} tokens, and the model has {self.max_positions} positions. Shorten it.",
-                    option="text",
-                    value=len(ids),
+                raise InputError.of(
+                    "text",
+                    len(ids),
+                    f"has {len(ids)} tokens, and the model has {self.max_positions} positions. Shorten it.",
                 )
             requests.append(Request([], Limits(min(max_tokens, room), cut=True), given, constraints))
 

@@ -42,10 +42,8 @@ class Choice(NamedTuple):
 def agreement(predicted: Sequence[Alignment], gold: Sequence[Alignment]) -> Agreement:
     """Return error rate, precision and recall of alignments."""
     if len(predicted) != len(gold):
-        raise InputError(
-            f"`gold` must have one alignment for each of {len(predicted)} pairs, got {len(gold)}.",
-            option="gold",
-            value=len(gold),
+        raise InputError.of(
+            "gold", len(gold), f"must have one alignment for each of {len(predicted)} pairs, got {len(gold)}."
         )
     both = sum(len({*right} & {*links}) for links, right in zip(predicted, gold, strict=True))
     in_predicted, in_gold = sum(len({*links}) for links in predicted), sum(len({*right}) for right in gold)
@@ -66,13 +64,11 @@ def choose_heads(
     """
     given, wanted = engine.words(sources, targets)
     if len(given) != len(gold):
-        raise InputError(
-            f"`gold` must have one alignment for each of {len(given)} pairs, got {len(gold)}.",
-            option="gold",
-            value=len(gold),
+        raise InputError.of(
+            "gold", len(gold), f"must have one alignment for each of {len(given)} pairs, got {len(gold)}."
         )
     if not any(gold):
-        raise InputError("`gold` has no links to choose heads by.", option="gold")
+        raise InputError.of("gold", None, "has no links to choose heads by.")
     every = every_head(engine.model)
     best = Choice(Heads(every), agreement(align(engine.model, given, wanted), gold).error, len(gold))
     steps: tuple[Step, ...] = ("predicts", "reads")

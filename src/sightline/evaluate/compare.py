@@ -82,13 +82,13 @@ def compare(
 def _counts(of: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> NDArray[np.float64]:
     """Return the statistics that the metric sums, one row per sentence."""
     if len(hypotheses) != len(references):
-        raise InputError(
-            f"`references` must have one line for each of {len(hypotheses):,} hypotheses, got {len(references):,}.",
-            option="references",
-            value=len(references),
+        raise InputError.of(
+            "references",
+            len(references),
+            f"must have one line for each of {len(hypotheses):,} hypotheses, got {len(references):,}.",
         )
     if not hypotheses:
-        raise InputError("`hypotheses` is empty. Give at least one line.", option="hypotheses", value=hypotheses)
+        raise InputError.of("hypotheses", hypotheses, "is empty. Give at least one line.")
     rows = of._extract_corpus_statistics(list(hypotheses), [list(references)])
     return np.array(rows, dtype=np.float64)  # integers, so sums are exact
 

@@ -41,8 +41,6 @@ def values(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, fl
 def metric(name: str) -> Metric:
     """Return a metric of sacreBLEU with its default options, so that scores are comparable."""
     if name not in METRICS:
-        raise InputError(
-            f"`names` has an unknown metric: {name!r}. Choose from {', '.join(METRICS)}.", option="names", value=name
-        )
+        raise InputError.of("names", name, f"has an unknown metric: {name!r}. Choose from {', '.join(METRICS)}.")
     made: dict[str, type[BLEU | CHRF | TER]] = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
     return made[name]()

@@ -453,7 +453,7 @@ def _fill(model: EncoderDecoder, theirs: Variables) -> None:
     unknown = sorted(name for name in theirs.names - spec.keys() - tables - options if not name.endswith(IRRELEVANT))
     if unknown:
         name, value = unknown[0], theirs.value(unknown[0])
-        raise ConfigError(f"`{name}` = {value} is not supported.", option=name, value=value)
+        raise ConfigError.of(name, value, f"= {value} is not supported.")
     for name, ours in spec.items():
         if name in tables and config.positions.kind != "learned":
             continue

@@ -57,9 +57,7 @@ def export(
     """Write a model for other software and compare both. If they differ, or after any error, no folder is left.
     `precision` and `shortlist` (its file) are for CTranslate2."""
     if kind != "ctranslate2" and precision != "float32":
-        raise ConfigError(
-            f"`precision` must be float32 for {kind}, got {precision}.", option="precision", value=precision
-        )
+        raise ConfigError.of("precision", precision, f"must be float32 for {kind}, got {precision}.")
     folder = folder.absolute()
     write: dict[Kind, Callable[[Path], None]] = {
         "huggingface": lambda draft: write_hugging_face(model, tokenizer, draft),

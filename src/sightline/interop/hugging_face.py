@@ -98,11 +98,7 @@ def convert(config: Mapping[str, Any], theirs: Weights, where: str) -> Model:
     converters = {"marian": _marian, "pegasus": _marian, "bert": _bert, "gpt2": _gpt2}
     kind = config.get("model_type")
     if kind not in converters:
-        raise ConfigError(
-            f"`model_type` = {kind!r} cannot be imported. Supported: {', '.join(converters)}.",
-            option="model_type",
-            value=kind,
-        )
+        raise ConfigError.of("model_type", kind, f"= {kind!r} cannot be imported. Supported: {', '.join(converters)}.")
     fields, left = SimpleNamespace(**{**DEFAULTS[kind], **config}), dict(theirs)
     try:
         ours, weights = converters[kind](fields, left)

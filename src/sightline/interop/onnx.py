@@ -271,7 +271,7 @@ class OnnxModel:
             raise InputError("An exported model starts from a source alone.", option="given")
         most = self.config.positions.max_length
         if max(inputs.source.shape[1], capacity) > most:
-            raise InputError(f"`source` and answer have at most {most} tokens.", option="source")
+            raise InputError.of("source", None, f"and answer have at most {most} tokens.")
         layout = inputs.source_layout
         mask = layout if isinstance(layout, Tensor) else torch.ones_like(inputs.source, dtype=torch.bool)
         return OnnxState(self, inputs.source, mask, beams, capacity)
@@ -348,7 +348,7 @@ class Difference(NamedTuple):
 def verify(folder: Path | str, model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> Difference:
     """Load an export and compare it with the model on sources (ids without END)."""
     if not sources:
-        raise InputError("`sources` must not be empty.", option="sources", value=sources)
+        raise InputError.of("sources", sources, "must not be empty.")
     ours, theirs, greedy = _copy(model), OnnxModel(folder), SearchConfig(beams=1)
     requests = [translation_request(ids, greedy, model.config) for ids in sources]
     expected, found = ([best.ids for best, *_ in search(one, requests, greedy)] for one in (ours, theirs))

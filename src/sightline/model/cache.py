@@ -46,9 +46,9 @@ class Cache:
         `storage`: the memory for keys and values, if they need a certain address."""
         most = config.positions.max_length
         if not 0 < capacity <= most:
-            raise InputError(f"`capacity` must be from 1 to {most}, got {capacity}.", option="capacity", value=capacity)
+            raise InputError.of("capacity", capacity, f"must be from 1 to {most}, got {capacity}.")
         if beams < 1:
-            raise InputError(f"`beams` must be at least 1, got {beams}.", option="beams", value=beams)
+            raise InputError.of("beams", beams, f"must be at least 1, got {beams}.")
         self.config, self.beams, self.capacity = config, beams, capacity
         layers, rows, heads = config.decoder.layers, sentences * beams, config.decoder.heads
         shape = torch.Size((2, layers, rows, heads, capacity, config.d_model // heads))

@@ -174,8 +174,8 @@ class ConstrainedBeams(Beams):
 
     def answers(self) -> list[tuple[list[Hypothesis], float]]:
         if not bool((self.finished > -math.inf).any()):
-            raise InputError(
-                "`require` and `forbid`: no answer satisfies both. Raise `max_extra` or `beams`.", option="require"
+            raise InputError.of(
+                "require", None, "and `forbid`: no answer satisfies both. Raise `max_extra` or `beams`."
             )
         return super().answers()
 
@@ -183,18 +183,16 @@ class ConstrainedBeams(Beams):
 def _check(options: SearchConfig, constraints: Constraints) -> None:
     """Raise an error if the required sequences cannot be searched for."""
     if options.sample:
-        raise ConfigError("`require` needs a beam search, and `sample` is true. Leave one out.", option="require")
+        raise ConfigError.of("require", None, "needs a beam search, and `sample` is true. Leave one out.")
     if options.groups > 1:
         raise ConfigError(f"`require` needs `groups` = 1, got {options.groups}.", option="groups", value=options.groups)
     for ids in constraints.require:
         if not {END, *NEVER}.isdisjoint(ids):
-            raise InputError(
-                "`require` contains a character that is not in the vocabulary, or a special token.",
-                option="require",
-                value=ids,
+            raise InputError.of(
+                "require", ids, "contains a character that is not in the vocabulary, or a special token."
             )
         if any(banned and _is_in(banned, ids) for banned in constraints.forbid):
-            raise InputError("`require` contains a sequence of `forbid`. Leave one out.", option="require", value=ids)
+            raise InputError.of("require", ids, "contains a sequence of `forbid`. Leave one out.")
 
 
 def _shared(candidates: Sequence[Candidate], places: int) -> list[Candidate]:

@@ -104,23 +104,21 @@ def check(request: Request, max_positions: int) -> None:
     """Raise an InputError if a model with this many positions cannot answer a request."""
     (source, limits, given, constraints), needed = request, least_tokens(request.constraints)
     if len(source) > max_positions:
-        raise InputError(
-            f"`source` has {len(source)} tokens with its end, and the model reads at most {max_positions}. Shorten it.",
-            option="source",
-            value=len(source),
+        raise InputError.of(
+            "source",
+            len(source),
+            f"has {len(source)} tokens with its end, and the model reads at most {max_positions}. Shorten it.",
         )
     if needed > limits.most - (not limits.cut):
         what = "require" if any(constraints.require) else "prefix"
-        raise InputError(
-            f"`{what}` needs {needed} tokens, and the answer has at most {limits.most} with its end.",
-            option=what,
-            value=needed,
+        raise InputError.of(
+            what, needed, f"needs {needed} tokens, and the answer has at most {limits.most} with its end."
         )
     if len(given) - 1 + limits.most > max_positions:
-        raise InputError(
-            f"`max_tokens` = {limits.most} after {len(given)} given tokens exceeds {max_positions} positions.",
-            option="max_tokens",
-            value=limits.most,
+        raise InputError.of(
+            "max_tokens",
+            limits.most,
+            f"= {limits.most} after {len(given)} given tokens exceeds {max_positions} positions.",
         )
 
 

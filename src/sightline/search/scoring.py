@@ -102,9 +102,10 @@ def last_cross_attention(model: Generative) -> list[nn.Module]:
             [part for part in one.modules() if isinstance(part, CrossAttention)] if isinstance(one, nn.Module) else []
         )
         if not layers:
-            raise ConfigError(
-                "`coverage_penalty` needs encoder-decoder attention, and this model does not give it. Set it to 0.",
-                option="coverage_penalty",
+            raise ConfigError.of(
+                "coverage_penalty",
+                None,
+                "needs encoder-decoder attention, and this model does not give it. Set it to 0.",
             )
         found.append(layers[-1].attend)
     return found

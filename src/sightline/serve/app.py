@@ -158,7 +158,7 @@ def bind(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be a host name
         reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"`host` cannot be resolved: {host} ({reason}).", option="host", value=host) from None
+        raise InputError.of("host", host, f"cannot be resolved: {host} ({reason}).") from None
     bound = socket.socket(family, kind, protocol)
     try:
         if os.name == "posix":

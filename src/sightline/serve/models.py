@@ -45,7 +45,7 @@ def named(models: Sequence[str]) -> dict[str, Path]:
             raise InputError(message, option="models", value=name)
         folders[name] = path
     if not folders:
-        raise InputError("`models` is empty. Name at least one model.", option="models", value=models)
+        raise InputError.of("models", models, "is empty. Name at least one model.")
     return folders
 
 

@@ -59,7 +59,7 @@ def learn(pairs: Iterable[Pair], tokenizer: Tokenizer, *, often: int | None = No
     often = 2 * size // 5 if often is None else often
     for name, value in (("often", often), ("likely", likely)):
         if value < 1:
-            raise InputError(f"`{name}` must be at least 1, got {value}.", option=name, value=value)
+            raise InputError.of(name, value, f"must be at least 1, got {value}.")
     learned, held = _sample(pairs)
     if not learned:
         raise InputError("A shortlist cannot be learned: no pairs found.")

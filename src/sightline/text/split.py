@@ -107,7 +107,7 @@ def split(text: str, length: Length, limit: int, trained_source_length: int | No
     with many texts.
     """
     if limit < 1:
-        raise InputError(f"`limit` must be at least 1, got {limit}.", option="limit", value=limit)
+        raise InputError.of("limit", limit, f"must be at least 1, got {limit}.")
     parts = _measure(text, _lines(text), length)
     together = limit if trained_source_length is None else min(trained_source_length, limit)
     parts = _refine(text, parts, SENTENCE, length, together)
@@ -141,10 +141,8 @@ def starts(pieces: Sequence[Piece], answers: Sequence[str]) -> list[int]:
 
 def _with_gaps(pieces: Sequence[Piece], answers: Sequence[str]) -> list[tuple[str, str]]:
     if len(pieces) != len(answers):
-        raise InputError(
-            f"`answers` must have one answer per piece, got {len(answers)} for {len(pieces)} pieces.",
-            option="answers",
-            value=len(answers),
+        raise InputError.of(
+            "answers", len(answers), f"must have one answer per piece, got {len(answers)} for {len(pieces)} pieces."
         )
     return [
         (answer if piece.text else "", gap(piece, answer) if number < len(pieces) else piece.gap)
@@ -305,10 +303,8 @@ def _cuts_anywhere(text: str, part: Part, limit: int) -> Iterator[tuple[int, int
             return
         places = within
     if not places:
-        raise InputError(
-            f"`limit` = {limit} is less than the {part.alone} tokens of {text[part.start : part.end]!r}.",
-            option="limit",
-            value=limit,
+        raise InputError.of(
+            "limit", limit, f"= {limit} is less than the {part.alone} tokens of {text[part.start : part.end]!r}."
         )
     count = min(len(places) + 1, -(-FINE * part.alone // limit))
     for number in range(1, count):

@@ -92,11 +92,7 @@ class Tokenizer:
             letters.update(line)
         least = 4 + len(special) + 256 + len(letters)  # special tokens, bytes, letters
         if vocab_size < least:
-            raise InputError(
-                f"`vocab_size` must be at least {least} for this text, got {vocab_size}.",
-                option="vocab_size",
-                value=vocab_size,
-            )
+            raise InputError.of("vocab_size", vocab_size, f"must be at least {least} for this text, got {vocab_size}.")
         model = io.BytesIO()
         sentencepiece.SentencePieceTrainer.Train(
             sentence_iterator=iter(sample),
@@ -178,7 +174,7 @@ class Tokenizer:
         if not dropout:
             found = self._vocabulary.encode(list(texts))
         elif not 0 < dropout <= 1:
-            raise InputError(f"`dropout` must be between 0 and 1, got {dropout}.", option="dropout", value=dropout)
+            raise InputError.of("dropout", dropout, f"must be between 0 and 1, got {dropout}.")
         elif isinstance(self._vocabulary, SentencePiece) and self._vocabulary.is_byte_pairs:
             found = self._vocabulary.encode_with_dropout(list(texts), dropout, seed)
         else:

@@ -58,7 +58,7 @@ def value_weighted(trace: Trace, model: Model, path: str) -> Traced:
     times the head's part of W^O, by head, query and key."""
     module = dict(model.named_modules()).get(path)
     if not isinstance(module, MultiHeadAttention):
-        raise TraceError(f"`path` = {path!r} is not an attention module.", option="path", value=path)
+        raise TraceError.of("path", path, f"= {path!r} is not an attention module.")
     probabilities, v = trace[f"{path}.probabilities"], trace[f"{path}.v"].values.float()
     w_o = module.output.weight.detach().float().unflatten(1, (module.heads, -1))  # type: ignore[no-untyped-call]
     given = torch.einsum("...hkd,mhd->...hkm", v, w_o).norm(dim=-1)
@@ -73,7 +73,7 @@ def logit_lens(trace: Trace, model: Model, stack: str) -> Traced:
     classifier; its vectors are multiplied with the source embeddings."""
     module = dict(model.named_modules()).get(stack)
     if not isinstance(module, Stack):
-        raise TraceError(f"`stack` = {stack!r} is not a stack of layers.", option="stack", value=stack)
+        raise TraceError.of("stack", stack, f"= {stack!r} is not a stack of layers.")
     outputs = [trace[f"{stack}.embedding.output"]]
     outputs += [trace[f"{stack}.layers.{i}.feed_forward_residual.output"] for i in range(len(module.layers))]
     # .forward calls no hooks: the lens is not part of a trace.
@@ -123,7 +123,7 @@ def gradient_x_input(model: Model, inputs: Inputs, position: int, token: int, se
         sizes = {"sentence": (sentence, 0), "position": (position, -logits.shape[1]), "token": (token, 0)}
         for (option, (value, least)), size in zip(sizes.items(), logits.shape, strict=True):
             if not least <= value < size:
-                raise InputError(f"`{option}` must be less than {size}, got {value}.", option=option, value=value)
+                raise InputError.of(option, value, f"must be less than {size}, got {value}.")
         score = logits[sentence, position].log_softmax(-1)[token]
         gradients = torch.autograd.grad(score, list(leaves.values()), allow_unused=True)
     tokens = {}

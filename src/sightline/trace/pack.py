@@ -51,7 +51,7 @@ def write(
         message = f"`dtype` must be {' or '.join(DTYPES)}, got {dtype!r}."
         raise TraceError(message, option="dtype", value=dtype)
     if isinstance(names, str):
-        raise TraceError(f"`names` must be a list, [{names!r}], got a string.", option="names", value=names)
+        raise TraceError.of("names", names, f"must be a list, [{names!r}], got a string.")
     tensors: list[dict[str, Any]] = []
     buffers: list[bytes] = []
     offset = 0
@@ -66,7 +66,7 @@ def write(
     try:
         text = json.dumps(manifest, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
-        raise TraceError(f"`about` must be JSON: {error}.", option="about") from None
+        raise TraceError.of("about", None, f"must be JSON: {error}.") from None
     text += b" " * (-(HEADER.size + len(text)) % ALIGNMENT)
     to.write(HEADER.pack(MAGIC, len(text)))
     to.write(text)

@@ -141,9 +141,7 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"`device` is not available: {name!r} ({str(error).splitlines()[0]}). Choose cpu, cuda, mps or auto.",
-            option="device",
-            value=name,
+        raise InputError.of(
+            "device", name, f"is not available: {name!r} ({str(error).splitlines()[0]}). Choose cpu, cuda, mps or auto."
         ) from None
     return device

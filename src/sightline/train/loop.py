@@ -202,10 +202,8 @@ def make_step(model: Model, config: Config, world: World, rows: str, steps: int)
     compiled = cuda and work > 1e16 if options.compile == "auto" else options.compile
     graphs = cuda and world.size == 1 and rows == "shared" if options.graphs == "auto" else options.graphs
     if graphs and not cuda:
-        raise TrainingError(
-            f"`train.graphs` needs a GPU, and the device is {world.device}. Set it to auto.",
-            option="train.graphs",
-            value=graphs,
+        raise TrainingError.of(
+            "train.graphs", graphs, f"needs a GPU, and the device is {world.device}. Set it to auto."
         )
     return Step(
         model,

@@ -59,9 +59,8 @@ class TextFiles(NamedTuple):
         kinds = {"pairs": self.parallel or self.pairs, "text": self.texts, "dialogue": self.dialogues}
         first, *others = [kind for kind, files in kinds.items() if files] or [""]
         if others:
-            raise InputError(
-                f"`{others[0]}` cannot be combined with {first}: they train different models. Leave out one of them.",
-                option=others[0],
+            raise InputError.of(
+                others[0], None, f"cannot be combined with {first}: they train different models. Leave out one of them."
             )
         found: list[Weighted[Any]] = [Weighted(Parallel(Path(s), Path(t)), w) for s, t, w in self.parallel]
         found += [Weighted(Table(Path(path)), weight) for path, weight in self.pairs]
@@ -94,16 +93,17 @@ def train_files(
     if options.resume:
         options, config = _load_options(options)
     elif last_state(folder / "checkpoints") is not None or (folder / "model.safetensors").exists():
-        raise InputError(
-            f"`out` already contains a model: {folder}. Continue its run with `resume`, or choose another folder.",
-            option="out",
-            value=folder,
+        raise InputError.of(
+            "out",
+            folder,
+            f"already contains a model: {folder}. Continue its run with `resume`, or choose another folder.",
         )
     corpora = options.train.corpora()
     if not corpora:
-        raise InputError(
-            "`pairs` is missing: no training text. Name files by `source` and `target`, `pairs`, `text` or `dialogue`.",
-            option="pairs",
+        raise InputError.of(
+            "pairs",
+            None,
+            "is missing: no training text. Name files by `source` and `target`, `pairs`, `text` or `dialogue`.",
         )
     has_checkpoint = last_state(folder / "checkpoints") is not None
     init_from = None if options.init_from is None or has_checkpoint else ModelFolder(options.init_from)
@@ -197,10 +197,8 @@ def _model_options(model: ModelConfig, options: RunOptions) -> ModelConfig:
     given = load(None, options.config, options.set).model.model_dump(exclude_unset=True)
     dropped = {name: given.pop(name) for name in DROPOUTS if name in given}
     for name, value in _differing(given, model.model_dump(), "model"):
-        raise InputError(
-            f"`{name}` cannot be changed in a model that is trained further (`init_from`). Leave it out.",
-            option=name,
-            value=value,
+        raise InputError.of(
+            name, value, "cannot be changed in a model that is trained further (`init_from`). Leave it out."
         )
     return model.model_copy(update=dropped)
 
@@ -218,16 +216,14 @@ def check_options(config: Config, *, pairs: bool) -> None:
     """Raise if a model with these options cannot be trained on pairs, or on other text."""
     needed = "encoder-decoder" if pairs else "decoder-only or encoder-only"
     if config.model.architecture not in needed:
-        raise InputError(
-            f"`model.architecture` is {config.model.architecture}; this text needs {needed}. Choose another preset.",
-            option="model.architecture",
-            value=config.model.architecture,
+        raise InputError.of(
+            "model.architecture",
+            config.model.architecture,
+            f"is {config.model.architecture}; this text needs {needed}. Choose another preset.",
         )
     if not config.model.source_end:
-        raise ConfigError(
-            "`model.source_end` must be true for training: training sources end in the end token.",
-            option="model.source_end",
-            value=False,
+        raise ConfigError.of(
+            "model.source_end", False, "must be true for training: training sources end in the end token."
         )
 
 
@@ -427,17 +423,15 @@ def _load_options(options: RunOptions) -> tuple[RunOptions, Config]:
         config = Config(**about["config"])
         inputs = {name: TextFiles(**about[name]) for name in ("train", "valid")}
     except OSError:
-        raise CheckpointError(
-            f"`resume` needs a run, and {options.out} has none. Leave it out to start one.", option="resume", value=True
+        raise CheckpointError.of(
+            "resume", True, f"needs a run, and {options.out} has none. Leave it out to start one."
         ) from None
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{path}: not the options of a run.", value=path) from None
     for name in ("preset", "config", "set", "init_from"):
         if value := getattr(options, name):
-            raise InputError(
-                f"`{name}` cannot be set for a resumed run, which keeps its configuration. Leave it out.",
-                option=name,
-                value=value,
+            raise InputError.of(
+                name, value, "cannot be set for a resumed run, which keeps its configuration. Leave it out."
             )
     training = options.train if options.train.corpora() else inputs["train"]
     validation = options.valid if options.valid.corpora() else inputs["valid"]

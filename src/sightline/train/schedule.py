@@ -27,6 +27,4 @@ def learning_rate(schedule: str, step: int, *, peak: float, warmup: int, total: 
         return peak * left
     if schedule == "constant":
         return peak
-    raise ConfigError(
-        f"`schedule` is unknown: {schedule!r}. Choose one of {', '.join(SCHEDULES)}.", option="schedule", value=schedule
-    )
+    raise ConfigError.of("schedule", schedule, f"is unknown: {schedule!r}. Choose one of {', '.join(SCHEDULES)}.")

@@ -14,10 +14,11 @@ def replace_vocabulary(model: Model, old: Tokenizer, new: Tokenizer) -> Model:
     if old.files == new.files:
         return model
     if old.source is not old:
-        raise InputError(
-            "`init_from` is a model with two vocabularies, and these cannot be replaced. Leave out `data.vocab_size` "
+        raise InputError.of(
+            "init_from",
+            None,
+            "is a model with two vocabularies, and these cannot be replaced. Leave out `data.vocab_size` "
             "and `data.tokenizer`.",
-            option="init_from",
         )
     changed = build(model.config.model_copy(update={"vocab_size": new.size, "source_vocab_size": None}))
     known = {piece: i for i, piece in enumerate(old.all_pieces())}
