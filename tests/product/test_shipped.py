@@ -76,7 +76,7 @@ def test_files_made_from_bundled_models_are_in_the_cache(tmp_path, monkeypatch):
     done = run(tmp_path, "align", "coref", "--source", "en", "--target", "de", "--gold", "links", "--choose")
     assert done.returncode == 0, done.stderr
     heads = json.loads((made / "alignment.json").read_text())["heads"]
-    assert [list(head) for head in sightline.load("coref", engine="torch").heads.heads] == heads
+    assert [list(head) for head in sightline.load("coref", backend="torch").heads.heads] == heads
     done = run(tmp_path, "shortlist", "coref", "--source", "en", "--target", "de")
     assert done.stdout == f"{made / 'vmap.txt'}\n", done.stderr
     assert run(tmp_path, "translate", "coref", "en", "--shortlist").returncode == 0
@@ -136,7 +136,7 @@ def test_en_fr_translates_everyday_sentences_and_the_riddle(precision):
 
 
 def test_en_fr_has_several_heads_for_the_antecedent():
-    engine = sightline.load("en-fr", device="cpu", engine="torch")
+    engine = sightline.load("en-fr", device="cpu", backend="torch")
     answers = [EVERYDAY[text] for text in RIDDLE]
     looks = []
     for text, answer in zip(RIDDLE, answers, strict=True):
@@ -152,25 +152,25 @@ def test_en_fr_has_several_heads_for_the_antecedent():
                 assert [found.text for found in engine.translate(RIDDLE)] == answers
 
 
-@pytest.mark.parametrize("beam", [1, 4])
-def test_en_fr_ends_its_answers_to_unusual_texts(beam):
-    engine = sightline.load("en-fr", device="cpu", engine="torch")
+@pytest.mark.parametrize("beams", [1, 4])
+def test_en_fr_ends_its_answers_to_unusual_texts(beams):
+    engine = sightline.load("en-fr", device="cpu", backend="torch")
 
     def most(text):
         """Return the most tokens of an answer, without END."""
         return 2 * (len(engine.tokenizer.encode([text])[0]) + 1) + 10 - 1
 
-    for text, found in zip(ODD, engine.translate(ODD, beam=beam), strict=True):
+    for text, found in zip(ODD, engine.translate(ODD, beams=beams), strict=True):
         assert len(found.tokens) < most(text), f"{text}: {found.text}"
         assert not re.search(r"(.+?)\1{4,}", found.text), f"{text}: {found.text}"
     # Repetitions in the source are repeated, but the answer ends.
     for text in ("no " * 50, "a" * 100):
-        (found,) = engine.translate([text], beam=beam)
+        (found,) = engine.translate([text], beams=beams)
         assert len(found.tokens) <= most(text)
 
 
 def test_coref_attends_to_the_antecedent_in_the_riddle():
-    engine = sightline.load("coref", device="cpu", engine="torch")
+    engine = sightline.load("coref", device="cpu", backend="torch")
     assert [found.text for found in engine.translate(RIDDLE)] == ANSWERS
     for pair in riddle():
         trace = engine.trace(pair.source, pair.target)
