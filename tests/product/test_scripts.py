@@ -99,6 +99,7 @@ BENCHMARKS = {
         "--runs",
         2,
     ],
+    "command": ["translator", "--text", "pairs.tsv", "--lines", 40, "--rounds", 1],
     "decode": ["translator", *PAIRS, "--sentences", 4, "--batches", 2, "--beams", 2, "--rounds", 1],
     "exports": ["translator", *PAIRS, "--sentences", 2, "--batch", 2],
     "lines": ["translator", "--text", "pairs.tsv", "--lines", 20],
