@@ -14,6 +14,9 @@ BIN := .venv/bin
 PIP := PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check
 # Of pip's output, show only the package that it has reached.
 PROGRESS := awk '/^Collecting/ { split($$2, name, /[<>=~!;[(]/); print "   " name[1] } /^Installing/ { print "   installing all packages" } { fflush() }'
+# PyTorch's own index of builds without CUDA, which need 0.2 GB instead of 2.5.
+CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH = $$($(BIN)/python -c "import tomllib; print(*(d for d in tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'] if d.startswith('torch')))")
 .PHONY: help setup demo check test test-slow bench web docs clean
 
 help:
@@ -28,13 +31,26 @@ setup: .venv/dev
 	@"$(PYTHON)" -m venv .venv
 	@touch $@
 
-.venv/run: .venv/made pyproject.toml
-	@echo "== Installing Sightline (PyTorch is large; this happens once)"
+# On Linux without an NVIDIA GPU, install the CPU build of PyTorch if its index answers.
+.venv/torch: .venv/made pyproject.toml
+	@if $(BIN)/python -c 'import torch' 2>/dev/null; then echo "== PyTorch is installed"; \
+	elif [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null && \
+	  $(BIN)/python -c 'import urllib.request; urllib.request.urlopen("$(CPU_INDEX)/torch/", timeout=5)' 2>/dev/null; then \
+	  echo "== Installing PyTorch: the CPU build, because there is no NVIDIA GPU"; \
+	  $(PIP) --index-url $(CPU_INDEX) "$(TORCH)" | $(PROGRESS); \
+	else \
+	  echo "== Installing PyTorch: the default build"; \
+	  $(PIP) "$(TORCH)" | $(PROGRESS); \
+	fi
+	@touch $@
+
+.venv/run: .venv/torch
+	@echo "== Installing Sightline"
 	@$(PIP) -e '.[serve]' | $(PROGRESS)
 	@touch $@
 
-.venv/dev: .venv/made pyproject.toml
-	@echo "== Installing Sightline and its development tools (PyTorch is large; this happens once)"
+.venv/dev: .venv/torch
+	@echo "== Installing Sightline and its development tools"
 	@$(PIP) -e '.[dev]' | $(PROGRESS)
 	@touch $@ .venv/run
 

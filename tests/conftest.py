@@ -32,6 +32,7 @@ MEDIUM_FILES = {
     "product/test_hugging_face_folders.py",
     "product/test_import_export_cli.py",
     "product/test_import_marian.py",
+    "product/test_install.py",
     "product/test_onnx.py",
     "product/test_pairs_cli.py",
     "product/test_scripts.py",
