@@ -40,6 +40,7 @@ MEDIUM_FILES = {
     "product/test_shipped.py",
     "product/test_train_cli.py",
     "product/test_translate_cli.py",
+    "product/test_wheel.py",
     "product/test_worker.py",
     "unit/test_signatures.py",
 }
