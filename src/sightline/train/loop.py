@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from pydantic import TypeAdapter
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -35,7 +36,7 @@ from sightline.train.distributed import World, full_tensor, shard_like
 from sightline.train.events import Finished, Progress, Saved, Sink, Started, Validated, Warned
 from sightline.train.optimizer import load_optimizer_state, optimizer_state
 from sightline.train.schedule import learning_rate
-from sightline.train.state import begin_state, finish_state, last_state, load_state, save_state, writing_state
+from sightline.train.state import last_state, load_state, new_state
 from sightline.train.step import Step
 from sightline.train.validate import Validation, ValidationResult
 
@@ -430,18 +431,15 @@ class _Checkpoints:
         }
         state |= {f"average.{name}": v for name, v in zip(self.names.values(), self.step.average, strict=False)}
         state["sums"] = self.world.sum(self.step.sums.clone())
-        about = asdict(run) | {"place": list(run.place), "config": self.config.model_dump(mode="json")}
-        folder, kept = self.folder / "checkpoints", self.folder / "checkpoints" / f"step-{run.step:08}"
-        if self.world.sharded:
-            with writing_state(folder):
-                draft = begin_state(folder, run.step) if self.world.main else None
+        folder = self.folder / "checkpoints" / f"step-{run.step:08}"
+        with new_state(folder, asdict(run)) if self.world.main else contextlib.nullcontext() as draft:
+            if self.world.sharded:
                 self.world.save_parts(state, self.world.broadcast(draft))
-                if self.world.main:
-                    finish_state(folder, run.step, about)
-        elif self.world.main:
-            save_state(folder, run.step, state, about)
+            elif draft:
+                tensors = {name: value.contiguous().cpu() for name, value in state.items()}
+                write_files(draft, {"state.safetensors": save(tensors)})
         self.world.barrier()
-        return kept
+        return folder
 
     def load(self) -> RunState:
         """Load the last checkpoint."""
@@ -459,23 +457,18 @@ class _Checkpoints:
         for name, value in state.items():
             kind, _, rest = name.partition(".")
             parts[kind][rest] = value
-        missing = set(self.names.values()) ^ set(parts["weights"])
+        missing = parameters.keys() ^ parts["weights"].keys()
         if missing:
             raise CheckpointError(f"{path}: {min(missing)!r} does not match the model of the run.", value=path)
         with torch.no_grad():
-            for parameter, name in self.names.items():
+            for name, parameter in parameters.items():
                 parameter.copy_(shard_like(parts["weights"][name], parameter))
-            for mean, name in zip(self.step.average, self.names.values(), strict=False):
+            for name, mean in zip(parameters, self.step.average, strict=False):
                 mean.copy_(shard_like(parts["average"][name], mean))
             if self.world.main:  # the sum over all processes, counted once
                 self.step.sums.copy_(parts["sums"][""])
         load_optimizer_state(self.step.optimizers, self.names, parts["optimizer"])
-        averaged = [(value, step) for value, step in about["averaged"]]
-        numbers: dict[str, Any] = {
-            name: about[name]
-            for name in ("step", "epoch", "tokens", "best", "validations_without_gain", "losses", "validation_due")
-        }
-        return RunState(place=Place(*about["place"]), averaged=averaged, **numbers)
+        return TypeAdapter(RunState).validate_python(about)
 
 
 @contextlib.contextmanager

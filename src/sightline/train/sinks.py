@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from sightline.errors import CheckpointError
-from sightline.files import optional_import, write_files
-from sightline.train.events import Event, Finished, Progress, Saved, Sink, Started, Validated, Warned
+from sightline.files import not_written, optional_import, write_files
+from sightline.train.events import Event, Finished, Progress, Sink, Started, Validated, Warned
 
 
 def tee(sinks: list[Sink]) -> Sink:
@@ -43,7 +42,7 @@ class Metrics:
             elif isinstance(event, Progress | Validated | Warned):
                 self._write(_line(as_json(event)))
         except OSError as error:
-            raise CheckpointError(f"{self.path}: cannot be written: {error.strerror}.", value=self.path) from None
+            raise not_written(self.path, error) from None
 
     def close(self) -> None:
         """Close the file."""
@@ -181,8 +180,6 @@ def describe(event: Event, steps: int) -> Iterator[str]:
         )
         for source, reference, text in event.samples:
             yield f"    {_cut(source)}\n    = {_cut(reference)}\n    > {_cut(text)}"
-    elif isinstance(event, Saved):
-        return
     elif isinstance(event, Warned):
         yield f"WARNING: {event.text}"
     elif isinstance(event, Finished):
