@@ -73,23 +73,22 @@ def train(
     *,
     folder: Path,
     sink: Sink,
-    tokenizer: Tokenizer | None = None,
-    trained_source_length: int | None = None,
-    validation: Validation | None = None,
-    world: World | None = None,
-    resume: bool = False,
+    tokenizer: Tokenizer,
+    trained_source_length: int | None,
+    validation: Validation | None,
+    world: World,
+    resume: bool,
 ) -> RunState:
     """Train a model on a feed. With `resume`, continue from the last checkpoint in `folder`."""
-    world = world or World()
     options = config.train
     model.to(world.device).train()
     schedule = _schedule(config, feed, world)
-    step = make_step(model, config, world, feed.rows, schedule.steps)
+    step = _make_step(model, config, feed, world, schedule.steps)
     saver = _Checkpoints(model, step, config, folder, world, tokenizer, trained_source_length)
     run = saver.load() if resume else RunState()
     sink(_started(run, schedule.steps, model, feed, world))
     if run.step == 0:
-        for warning in _warnings(model, feed, schedule):
+        for warning in _warnings(model, feed, schedule.steps, options.warmup):
             sink(Warned(0, warning))
         saver.keep_validated(run)
 
@@ -97,14 +96,15 @@ def train(
 
     def validate() -> None:
         with throughput.paused():
-            _record(_validate(model, step, validation, world), run, saver, sink)
+            _record(_validate(saver, validation), run, saver, sink)
         run.validation_due = False
 
     if run.validation_due:
         validate()
     reason = _out_of_patience(run, options)
     stream = feed.updates(run.place, options.accumulate, world.rank, world.size)
-    with _stop_signals() as stop, contextlib.closing(ahead(lambda: _pinned(stream, world.device))) as updates:
+    pinned = map(Update.pinned, stream) if world.device.type == "cuda" else stream
+    with _stop_signals() as stop, contextlib.closing(ahead(lambda: pinned)) as updates:
         while run.step < schedule.steps and not reason:
             update = next(updates)
             run.step += 1
@@ -132,7 +132,7 @@ def train(
     if reason == "stopped":
         run.stopped = (stop or [signal.SIGTERM])[0]
     else:
-        _finish(model, step, validation, run, saver, sink, world)
+        _finish(saver, validation, run, sink)
     sink(Finished(run.step, reason or "done", time.perf_counter() - begun))
     return run
 
@@ -191,17 +191,16 @@ class _Throughput:
         self.since += time.perf_counter() - started
 
 
-def make_step(model: Model, config: Config, world: World, rows: str, steps: int) -> Step:
+def _make_step(model: Model, config: Config, feed: Feed, world: World, steps: int) -> Step:
     """Return the update for the device and the length of the run."""
     options, cuda = config.train, world.device.type == "cuda"
     automatic = cuda and torch.cuda.is_bf16_supported()
     bfloat16 = options.precision == "bfloat16" or (options.precision == "auto" and automatic)
-    tokens = options.batch_tokens if isinstance(options.batch_tokens, int) else 4096
     passes = options.accumulate * (2 if options.r_drop else 1)
-    work = 6.0 * count_parameters(model) * tokens * passes * steps
+    work = 6.0 * count_parameters(model) * feed.batch_tokens * passes * steps
     # Compilation takes about 15 s and makes a step up to twice as fast.
     compiled = cuda and work > 1e16 if options.compile == "auto" else options.compile
-    graphs = cuda and world.size == 1 and rows == "shared" if options.graphs == "auto" else options.graphs
+    graphs = cuda and world.size == 1 and feed.rows == "shared" if options.graphs == "auto" else options.graphs
     if graphs and not cuda:
         raise TrainingError.of(
             "train.graphs", graphs, f"needs a GPU, and the device is {world.device}. Set it to auto."
@@ -226,23 +225,16 @@ def _started(run: RunState, steps: int, model: Model, feed: Feed, world: World) 
     )
 
 
-def _pinned(updates: Iterator[Update], device: torch.device) -> Iterator[Update]:
-    """Move batches to pinned memory for a GPU."""
-    for update in updates:
-        yield update.pinned() if device.type == "cuda" else update
-
-
 def _report(step: Step, run: RunState, world: World, rate: float, speed: float) -> Progress:
     sums = step.take(world)
-    tokens, updates = max(sums.tokens, 1.0), max(sums.updates, 1.0)
-    nll = sums.nll / tokens
+    tokens = max(sums.tokens, 1.0)
     return Progress(
         step=run.step,
         epoch=run.epoch,
         loss=sums.smoothed / tokens,
-        perplexity=math.exp(min(nll, 700.0)) if math.isfinite(nll) else math.inf,
+        perplexity=math.exp(min(sums.nll / tokens, 700.0)),
         learning_rate=rate,
-        gradient_norm=sums.gradient_norm / updates,
+        gradient_norm=sums.gradient_norm / sums.updates,
         tokens=run.tokens,
         tokens_per_second=speed,
         memory=_memory(world.device),
@@ -255,7 +247,7 @@ def _memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _warnings(model: Model, feed: Feed, schedule: _Schedule) -> Iterator[str]:
+def _warnings(model: Model, feed: Feed, steps: int, warmup: int) -> Iterator[str]:
     """Yield warnings of likely mistakes in a new run."""
     parameters, tokens = count_parameters(model), int(feed.stores[0].target.starts[-1])
     if parameters > 25 * tokens:
@@ -263,10 +255,10 @@ def _warnings(model: Model, feed: Feed, schedule: _Schedule) -> Iterator[str]:
             f"the model has {parameters:,} parameters and the corpus only {tokens:,} target tokens, so it will "
             "overfit. Use a smaller model or more text."
         )
-    if SHORT_RUN < schedule.steps < 2 * schedule.options.warmup:
+    if SHORT_RUN < steps < 2 * warmup:
         yield (
-            f"the learning rate rises during the first {schedule.options.warmup:,} of {schedule.steps:,} steps "
-            f"(`train.warmup`). Train for more epochs, or set `train.warmup` to {schedule.steps // 10}."
+            f"the learning rate rises during the first {warmup:,} of {steps:,} steps (`train.warmup`). Train for more "
+            f"epochs, or set `train.warmup` to {steps // 10}."
         )
 
 
@@ -292,17 +284,18 @@ def _loss_warnings(run: RunState, progress: Progress) -> Iterator[str]:
         )
 
 
-def _validate(model: Model, step: Step, validation: Validation | None, world: World) -> ValidationResult | None:
+def _validate(saver: "_Checkpoints", validation: Validation | None) -> ValidationResult | None:
     """Validate the weights to keep: their running average, if there is one."""
     if validation is None:
         return None
+    step, world = saver.step, saver.world
     with step.averaged():
         if world.sharded:  # every process has a part of the model, so all compute the loss
             loss = validation.loss(step.objective.eval(), world.device)
             step.objective.train()
             world.reshard(step.objective)
             return ValidationResult(loss, {}, [])
-        result = validation(model, bfloat16=step.bfloat16) if world.main else None
+        result = validation(saver.model, bfloat16=step.bfloat16) if world.main else None
         return world.broadcast(result)
 
 
@@ -310,89 +303,64 @@ def _record(
     result: ValidationResult | None, run: RunState, saver: "_Checkpoints", sink: Sink, weights: str = ""
 ) -> None:
     """Keep the weights if their validation is the best so far, or without validation."""
-    if result is None:
-        saver.keep_model()
-        saver.keep_validated(run)
-        saver.keep_for_average(run, float(run.step))
-        return
-    by = saver.config.train.best_by
-    value = result.scores.get(by, -result.loss)
-    best = run.best is None or value > run.best
-    run.best, run.validations_without_gain = (value, 0) if best else (run.best, run.validations_without_gain + 1)
+    value = float(run.step) if result is None else result.scores.get(saver.config.train.best_by, -result.loss)
+    best = result is None or run.best is None or value > run.best
     if best:
-        saver.keep_model()
+        saver.write_model(saver.folder)
     if not weights:
         saver.keep_validated(run)
         saver.keep_for_average(run, value)
+    if result is None:
+        return
+    run.best, run.validations_without_gain = (value, 0) if best else (run.best, run.validations_without_gain + 1)
     weights = weights or ("running average" if saver.step.average else "weights")
     sink(Validated(run.step, run.epoch, result.loss, result.perplexity, result.scores, best, result.samples, weights))
 
 
-def _finish(
-    model: Model,
-    step: Step,
-    validation: Validation | None,
-    run: RunState,
-    saver: "_Checkpoints",
-    sink: Sink,
-    world: World,
-) -> None:
+def _finish(saver: "_Checkpoints", validation: Validation | None, run: RunState, sink: Sink) -> None:
     """Validate the mean of the validated states, which becomes the model if it is better."""
     mean = saver.mean_of_states(run)
-    if mean is None or world.sharded:
+    if mean is None or saver.world.sharded:
         return
-    current = {name: p.detach().clone() for name, p in model.named_parameters()}
-    step.average = []
-    set_weights(model, mean, "the mean of the states")
-    result = _validate(model, step, validation, world)
-    if result is None:
-        saver.keep_model()
-    else:
-        _record(result, run, saver, sink, f"mean of {len(run.averaged)} states")
-    set_weights(model, current, "the last state")
+    current = {name: p.detach().clone() for name, p in saver.model.named_parameters()}
+    saver.step.average = []
+    set_weights(saver.model, mean, "the mean of the states")
+    _record(_validate(saver, validation), run, saver, sink, f"mean of {len(run.averaged)} states")
+    set_weights(saver.model, current, "the last state")
 
 
+@dataclass
 class _Checkpoints:
     """Saves and loads a run. Only the main process writes."""
 
-    def __init__(
-        self,
-        model: Model,
-        step: Step,
-        config: Config,
-        folder: Path,
-        world: World,
-        tokenizer: Tokenizer | None,
-        trained_source_length: int | None,
-    ) -> None:
-        self.model, self.step, self.config, self.folder = model, step, config, folder
-        self.world, self.tokenizer, self.trained_source_length = world, tokenizer, trained_source_length
-        self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    model: Model
+    step: Step
+    config: Config
+    folder: Path
+    world: World
+    tokenizer: Tokenizer
+    trained_source_length: int | None
+
+    @property
+    def names(self) -> dict[Tensor, str]:
+        """The names of the parameters."""
+        return {parameter: name for name, parameter in self.model.named_parameters()}
 
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of the weights to keep: their running average, if there is one."""
         with self.step.averaged():
             return {name: full_tensor(p.detach()).to("cpu", copy=True) for p, name in self.names.items()}
 
-    def keep_model(self) -> None:
-        """Write the weights as the model of the run."""
-        self._write(self.folder)
+    def write_model(self, folder: Path) -> None:
+        """Write the weights as a model; that of the run is in its own folder."""
+        weights, length = self.weights(), self.trained_source_length
+        if self.world.main:
+            save_weights(weights, self.model.config, folder, self.tokenizer, trained_source_length=length)
 
     def keep_validated(self, run: RunState) -> None:
         """Write the weights as a separate model, with `train.keep_tested`."""
         if self.config.train.keep_tested:
-            self._write(self.folder / "tested" / f"step-{run.step:08}")
-
-    def _write(self, folder: Path) -> None:
-        weights = self.weights()
-        if self.world.main:
-            save_weights(
-                weights,
-                self.model.config,
-                folder,
-                self.tokenizer,
-                trained_source_length=self.trained_source_length,
-            )
+            self.write_model(self.folder / "tested" / f"step-{run.step:08}")
 
     def keep_for_average(self, run: RunState, value: float) -> None:
         """Keep the validated state if it belongs to those to average, and delete the state it replaces."""
@@ -481,12 +449,10 @@ def _stop_signals() -> Iterator[list[int]]:
         received.append(number)
         signal.signal(number, before[number])
 
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    try:
-        before: dict[int, Any] = {number: signal.signal(number, handle) for number in numbers}
-    except ValueError:  # only the main thread can handle signals
-        yield received
-        return
+    before: dict[int, Any] = {}
+    with contextlib.suppress(ValueError):  # only the main thread can handle signals
+        for stop in (signal.SIGTERM, signal.SIGINT):
+            before[stop] = signal.signal(stop, handle)
     try:
         yield received
     finally:
