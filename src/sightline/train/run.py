@@ -6,10 +6,11 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -116,7 +117,11 @@ def train_files(
         sink, log = _ignore, _ignore
         config = world.broadcast(None)  # the main process prepares everything first
     tokenizer = load_tokenizer(folder) if options.resume or not world.main else _vocabulary(config, corpora, old, log)
-    config = _with_vocabulary_size(config, tokenizer)
+    source_size = None if tokenizer.joint else tokenizer.source.size
+    config = _changed(config, "model", vocab_size=tokenizer.size, source_vocab_size=source_size)
+    if config.train.batch_tokens == "auto":  # measured once, so that a resumed run uses the same
+        config = _changed(config, "train", batch_tokens=find_batch_tokens(config, world.device))
+        log(f"batch size by memory: {config.train.batch_tokens:,} tokens")
     stores = _stores(config, corpora, tokenizer, cache, log)
     validation, only = _validation(config, options.valid, stores[0], tokenizer, cache, score, log)
     text = _fingerprint(stores, validation)
@@ -124,7 +129,6 @@ def train_files(
         if options.resume:
             _check_fingerprint(folder, text)
         else:  # the input is valid
-            config = _fix_batch_tokens(config, world, log)
             remove_run(folder)
             _save_options(folder, options, config, tokenizer, text)
         world.broadcast(config)
@@ -135,14 +139,18 @@ def train_files(
     model: Model = build(config.model)
     if old is not None:
         model.load_state_dict(replace_vocabulary(old[0], old[1], tokenizer).state_dict())
-    batch_tokens = config.train.batch_tokens
-    assert batch_tokens != "auto"  # noqa: S101 - already measured
     rows = config.train.rows
     if rows == "auto":
         rows = "shared" if world.device.type == "cuda" else "padded"
-    masked = _masked_vocabulary(config)
-    feed = Feed(stores, batch_tokens=batch_tokens, seed=config.train.seed, rows=rows, masked=masked, only=only)
-    try:
+    feed = Feed(
+        stores,
+        batch_tokens=int(config.train.batch_tokens),
+        seed=config.train.seed,
+        rows=rows,
+        masked=_masked_vocabulary(config),
+        only=only,
+    )
+    with closing(world):
         return train(
             model,
             feed,
@@ -155,17 +163,11 @@ def train_files(
             world=world,
             resume=options.resume,
         )
-    finally:
-        world.close()
 
 
-def _fix_batch_tokens(config: Config, world: World, log: Log) -> Config:
-    """Replace an automatic batch size by the measured one, so that a resumed run uses the same."""
-    if config.train.batch_tokens != "auto":
-        return config
-    batch_tokens = find_batch_tokens(config, world.device)
-    log(f"batch size by memory: {batch_tokens:,} tokens")
-    return config.model_copy(update={"train": config.train.model_copy(update={"batch_tokens": batch_tokens})})
+def _changed(config: Config, group: Literal["model", "train"], **values: Any) -> Config:
+    """Return the configuration with other values in one group."""
+    return config.model_copy(update={group: getattr(config, group).model_copy(update=values)})
 
 
 def choose_preset(corpora: Sequence[Weighted[Any]], pairs: int) -> str:
@@ -254,13 +256,6 @@ def _vocabulary(
     return tokenizer
 
 
-def _with_vocabulary_size(config: Config, tokenizer: Tokenizer) -> Config:
-    """Set the vocabulary size of the model by the tokenizer."""
-    source = None if tokenizer.joint else tokenizer.source.size
-    model = config.model.model_copy(update={"vocab_size": tokenizer.size, "source_vocab_size": source})
-    return config.model_copy(update={"model": model})
-
-
 def _stores(
     config: Config, corpora: Sequence[Weighted[Any]], tokenizer: Tokenizer, cache: Path, log: Log
 ) -> list[Store]:
@@ -273,9 +268,8 @@ def _stores(
         return stores
     length = min(data.max_length, config.model.positions.max_length - 1)
     cleaning = Cleaning(length, data.max_ratio)
-    readings = range(data.readings if data.bpe_dropout else 1)
     stores = []
-    for reading in readings:
+    for reading in range(data.readings if data.bpe_dropout else 1):
         progress = _report_progress(log)
         stores.append(prepare(corpora, tokenizer, cache, cleaning, progress, dropout=data.bpe_dropout, reading=reading))
         if reading == 0:
@@ -317,7 +311,7 @@ def _validation(
     make = partial(
         Validation,
         tokenizer=tokenizer,
-        batch_tokens=config.train.batch_tokens if isinstance(config.train.batch_tokens, int) else 4096,
+        batch_tokens=int(config.train.batch_tokens),
         masked=_masked_vocabulary(config),
         score=score,
         beams=config.train.beam,
@@ -356,7 +350,7 @@ def _warn_of_leaks(store: Store, sink: Sink) -> None:
     if store.source is None:
         return
     leaks = checked = 0
-    for i in islice(range(0, len(store), max(1, len(store) // 1000)), 1000):
+    for i in range(0, len(store), max(1, len(store) // 1000)):
         source, target = store.source[i].astype("<u4").tobytes(), store.target[i].astype("<u4").tobytes()
         if len(target) >= 5 * 4:
             checked += 1
@@ -412,21 +406,19 @@ def _trained_source_length(store: Store, tokenizer: Tokenizer) -> int | None:
 def _load_options(options: RunOptions) -> tuple[RunOptions, Config]:
     """Return the options of a run to resume. New ones may only name moved files, the device and the cache."""
     path = options.out / "run.json"
+    if not path.exists():
+        raise CheckpointError.of("resume", True, f"needs a run, and {options.out} has none. Leave it out to start one.")
+    about = read_json_object(path)
+    if about.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path}: this run is of another version of Sightline and cannot be resumed. Start a new run; "
+            "`init_from` starts it from this model.",
+            value=about.get("format"),
+        )
     try:
-        about = json.loads(path.read_text("utf-8"))
-        if isinstance(about, dict) and about.get("format") != FORMAT:
-            raise CheckpointError(
-                f"{path}: this run is of another version of Sightline and cannot be resumed. Start a new run; "
-                "`init_from` starts it from this model.",
-                value=about.get("format"),
-            )
         config = Config(**about["config"])
         inputs = {name: TextFiles(**about[name]) for name in ("train", "valid")}
-    except OSError:
-        raise CheckpointError.of(
-            "resume", True, f"needs a run, and {options.out} has none. Leave it out to start one."
-        ) from None
-    except (ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         raise CheckpointError(f"{path}: not the options of a run.", value=path) from None
     for name in ("preset", "config", "set", "init_from"):
         if value := getattr(options, name):
