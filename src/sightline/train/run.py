@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +25,7 @@ from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.files import cache_folder, read_json_object, write_files
 from sightline.model.transformer import Model, build
 from sightline.model_folder import ModelFolder, load_tokenizer
+from sightline.options import load_options, option_fields
 from sightline.text.dialogue import ROLE_TOKENS
 from sightline.text.split import split
 from sightline.text.tokenizer import Tokenizer, suggest_vocab_size
@@ -196,22 +198,14 @@ def _configure(options: RunOptions, corpora: Sequence[Weighted[Any]], log: Log, 
 def _model_options(model: ModelConfig, options: RunOptions) -> ModelConfig:
     """Return the options of a model that is trained further. Only dropout may change; a preset sets the recipe
     alone."""
-    given = load(None, options.config, options.set).model.model_dump(exclude_unset=True)
-    dropped = {name: given.pop(name) for name in DROPOUTS if name in given}
-    for name, value in _differing(given, model.model_dump(), "model"):
-        raise InputError.of(
-            name, value, "cannot be changed in a model that is trained further (`init_from`). Leave it out."
-        )
-    return model.model_copy(update=dropped)
-
-
-def _differing(given: dict[str, Any], known: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the options that differ from the known ones, with their values."""
-    for name, value in given.items():
-        if isinstance(value, dict) and isinstance(known[name], dict):
-            yield from _differing(value, known[name], f"{path}.{name}")
-        elif value != known[name]:
-            yield f"{path}.{name}", value
+    known = {"model": model.model_dump()}
+    wanted = load_options(Config, known, file=options.config, sets=options.set).model
+    for name, _ in option_fields(ModelConfig):
+        value = attrgetter(name)(wanted)
+        if name not in DROPOUTS and value != attrgetter(name)(model):
+            problem = "cannot be changed in a model that is trained further (`init_from`). Leave it out."
+            raise InputError.of(f"model.{name}", value, problem)
+    return wanted
 
 
 def check_options(config: Config, *, pairs: bool) -> None:
