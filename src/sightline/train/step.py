@@ -75,6 +75,7 @@ class Step:
             for unit in model.compile_units():
                 unit.compile()
         self.objective = wrap(Objective(model, config.smoothing, config.r_drop, compiled), model.compile_units())
+        self.no_sync = getattr(self.objective, "no_sync", contextlib.nullcontext)  # for gradients to accumulate
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.rate = torch.zeros((), device=device)
         self.optimizers = make_optimizers(model, config, self.rate)
@@ -101,7 +102,7 @@ class Step:
             for position, (number, batch) in enumerate(update.batches):
                 torch.manual_seed(seed_of(self.config.seed, step, number))
                 last = position == len(update.batches) - 1
-                with contextlib.nullcontext() if last else self._unsynchronised():
+                with contextlib.nullcontext() if last else self.no_sync():
                     self._run(self._update if self.single_batch else self._accumulate, batch)
             self.sums[2] += update.tokens / self.processes
             if not self.single_batch:
@@ -160,11 +161,6 @@ class Step:
 
     def _stream(self) -> Any:
         return contextlib.nullcontext() if self.graphs is None else self.graphs.on_stream()
-
-    def _unsynchronised(self) -> Any:
-        """Skip the synchronisation of gradients that are only accumulated."""
-        no_sync = getattr(self.objective, "no_sync", None)
-        return no_sync() if no_sync is not None else contextlib.nullcontext()
 
 
 @torch.no_grad()
