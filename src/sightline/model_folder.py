@@ -14,21 +14,20 @@ Files that are made from a bundled model go to the user's cache instead.
 
 import json
 import math
-import struct
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sightline.config import ModelConfig
 from sightline.errors import CheckpointError, ConfigError
-from sightline.files import cache_folder, parse_json_object, read_json_object, write_files
+from sightline.files import cache_folder, read_json_object, write_files
 from sightline.model.transformer import Model, build
 from sightline.text.tokenizer import FILE, SOURCE_FILE, Tokenizer
 
@@ -145,17 +144,10 @@ class ModelFolder:
     def count_parameters(self) -> int:
         """Count the parameters by the header of the weights' file; raise an error if the file is incomplete."""
         try:
-            with self.weights.open("rb") as file:
-                (length,) = struct.unpack("<Q", file.read(8))
-                header = parse_json_object(file.read(min(length, 10**8)), self.weights)
-            tensors = [about for name, about in header.items() if name != "__metadata__"]
-            complete = self.weights.stat().st_size == 8 + length + max(about["data_offsets"][1] for about in tensors)
-            count = sum(math.prod(about["shape"]) for about in tensors)
-        except (CheckpointError, OSError, ValueError, LookupError, TypeError, struct.error):
-            complete, count = False, 0
-        if not complete:
-            raise CheckpointError(f"{self.weights}: the weights are missing or damaged.", value=self.weights)
-        return count
+            with safe_open(self.weights, "pt") as file:
+                return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 - no dict
+        except (OSError, SafetensorError):
+            raise CheckpointError(f"{self.weights}: the weights are missing or damaged.", value=self.weights) from None
 
     def alignment_heads(self) -> tuple[list[tuple[int, int]], Literal["predicts", "reads"]] | None:
         """Return the heads (layer, head) chosen for alignments and the step at which they count, if any are chosen."""
@@ -203,11 +195,6 @@ def load_model(folder: Path | str, device: torch.device | str = "cpu") -> Model:
 def load_tokenizer(folder: Path | str) -> Tokenizer:
     """Load the vocabulary of a model."""
     return ModelFolder(folder).load_tokenizer()
-
-
-def read_config(folder: Path | str) -> ModelConfig:
-    """Read the options of a model."""
-    return ModelFolder(folder).config
 
 
 def save_model(
