@@ -23,11 +23,11 @@ from sightline.errors import ConfigError
 class ConflictError(ValueError):
     """Raised by a validator: an option whose value does not fit another option.
 
-    The message writes options in backticks, by their names within the group.
+    The problem writes other options in backticks, by their names within the group.
     """
 
-    def __init__(self, option: str, value: object, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, option: str, value: object, problem: str) -> None:
+        super().__init__(f"`{option}` {problem}")
         self.option, self.value = option, value
 
 
