@@ -10,7 +10,6 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -58,11 +57,8 @@ Group = TypeVar("Group", bound=Options)
 
 def presets() -> dict[str, dict[str, Any]]:
     """Return the bundled configurations by name."""
-    files = resources.files("sightline").joinpath("presets").iterdir()
-    found = {
-        f.name.removesuffix(".toml"): tomllib.loads(f.read_text("utf-8")) for f in files if f.name.endswith(".toml")
-    }
-    return dict(sorted(found.items()))
+    files = sorted((Path(__file__).parent / "presets").glob("*.toml"))
+    return {file.stem: tomllib.loads(file.read_text("utf-8")) for file in files}
 
 
 def load_options(
