@@ -62,9 +62,8 @@ class TextFiles(NamedTuple):
         kinds = {"pairs": self.parallel or self.pairs, "text": self.texts, "dialogue": self.dialogues}
         first, *others = [kind for kind, files in kinds.items() if files] or [""]
         if others:
-            raise InputError.of(
-                others[0], None, f"cannot be combined with {first}: they train different models. Leave out one of them."
-            )
+            problem = f"cannot be combined with {first}: they train different models. Leave out one of them."
+            raise InputError.of(others[0], None, problem)
         found: list[Weighted[Any]] = [Weighted(Parallel(Path(s), Path(t)), w) for s, t, w in self.parallel]
         found += [Weighted(Table(Path(path)), weight) for path, weight in self.pairs]
         found += [Weighted(Text(Path(path)), weight) for path, weight in self.texts]
@@ -96,18 +95,12 @@ def train_files(
     if options.resume:
         options, config = _load_options(options)
     elif last_state(folder / "checkpoints") is not None or (folder / "model.safetensors").exists():
-        raise InputError.of(
-            "out",
-            folder,
-            f"already contains a model: {folder}. Continue its run with `resume`, or choose another folder.",
-        )
+        problem = f"already contains a model: {folder}. Continue its run with `resume`, or choose another folder."
+        raise InputError.of("out", folder, problem)
     corpora = options.train.corpora()
     if not corpora:
-        raise InputError.of(
-            "pairs",
-            None,
-            "is missing: no training text. Name files by `source` and `target`, `pairs`, `text` or `dialogue`.",
-        )
+        problem = "is missing: no training text. Name files by `source` and `target`, `pairs`, `text` or `dialogue`."
+        raise InputError.of("pairs", None, problem)
     has_checkpoint = last_state(folder / "checkpoints") is not None
     init_from = None if options.init_from is None or has_checkpoint else ModelFolder(options.init_from)
     old = None if init_from is None else (init_from.load_model(), init_from.load_tokenizer())
@@ -210,17 +203,13 @@ def _model_options(model: ModelConfig, options: RunOptions) -> ModelConfig:
 
 def check_options(config: Config, *, pairs: bool) -> None:
     """Raise if a model with these options cannot be trained on pairs, or on other text."""
-    needed = "encoder-decoder" if pairs else "decoder-only or encoder-only"
-    if config.model.architecture not in needed:
-        raise InputError.of(
-            "model.architecture",
-            config.model.architecture,
-            f"is {config.model.architecture}; this text needs {needed}. Choose another preset.",
-        )
+    found, needed = config.model.architecture, "encoder-decoder" if pairs else "decoder-only or encoder-only"
+    if found not in needed:
+        problem = f"is {found}; this text needs {needed}. Choose another preset."
+        raise InputError.of("model.architecture", found, problem)
     if not config.model.source_end:
-        raise ConfigError.of(
-            "model.source_end", False, "must be true for training: training sources end in the end token."
-        )
+        problem = "must be true for training: training sources end in the end token."
+        raise ConfigError.of("model.source_end", False, problem)
 
 
 def _sentences(corpus: Corpus | Text | Dialogue) -> Iterator[tuple[str, ...]]:
@@ -416,9 +405,8 @@ def _load_options(options: RunOptions) -> tuple[RunOptions, Config]:
         raise CheckpointError(f"{path}: not the options of a run.", value=path) from None
     for name in ("preset", "config", "set", "init_from"):
         if value := getattr(options, name):
-            raise InputError.of(
-                name, value, "cannot be set for a resumed run, which keeps its configuration. Leave it out."
-            )
+            problem = "cannot be set for a resumed run, which keeps its configuration. Leave it out."
+            raise InputError.of(name, value, problem)
     training = options.train if options.train.corpora() else inputs["train"]
     validation = options.valid if options.valid.corpora() else inputs["valid"]
     return options._replace(train=training, valid=validation, init_from=about["init_from"]), config
