@@ -27,6 +27,7 @@ from torch import Tensor
 
 from sightline.config import Config, TrainConfig
 from sightline.data.feed import Feed, Place, Update, ahead
+from sightline.data.store import Store
 from sightline.errors import CheckpointError, TrainingError
 from sightline.files import write_files
 from sightline.model.transformer import Model
@@ -88,7 +89,7 @@ def train(
     run = saver.load() if resume else RunState()
     sink(_started(run, schedule.steps, model, feed, world))
     if run.step == 0:
-        for warning in _warnings(model, feed, schedule.steps, options.warmup):
+        for warning in (*_warnings(model, feed, schedule.steps, options.warmup), *_leak_warnings(feed.stores[0])):
             sink(Warned(0, warning))
         saver.keep_validated(run)
 
@@ -202,9 +203,8 @@ def _make_step(model: Model, config: Config, feed: Feed, world: World, steps: in
     compiled = cuda and work > 1e16 if options.compile == "auto" else options.compile
     graphs = cuda and world.size == 1 and feed.rows == "shared" if options.graphs == "auto" else options.graphs
     if graphs and not cuda:
-        raise TrainingError.of(
-            "train.graphs", graphs, f"needs a GPU, and the device is {world.device}. Set it to auto."
-        )
+        problem = f"needs a GPU, and the device is {world.device}. Set it to auto."
+        raise TrainingError.of("train.graphs", graphs, problem)
     return Step(
         model,
         options,
@@ -259,6 +259,23 @@ def _warnings(model: Model, feed: Feed, steps: int, warmup: int) -> Iterator[str
         yield (
             f"the learning rate rises during the first {warmup:,} of {steps:,} steps (`train.warmup`). Train for more "
             f"epochs, or set `train.warmup` to {steps // 10}."
+        )
+
+
+def _leak_warnings(store: Store) -> Iterator[str]:
+    """Yield a warning if sources contain their targets: the model would only learn to copy."""
+    if store.source is None:
+        return
+    leaks = checked = 0
+    for i in range(0, len(store), max(1, len(store) // 1000)):
+        source, target = store.source[i].astype("<u4").tobytes(), store.target[i].astype("<u4").tobytes()
+        if len(target) >= 5 * 4:
+            checked += 1
+            leaks += target in source
+    if checked >= 20 and leaks > 0.2 * checked:
+        yield (
+            f"in {leaks} of {checked} pairs the source contains the target, so the model will learn to copy. Check the "
+            "columns of the file."
         )
 
 
@@ -341,10 +358,8 @@ class _Checkpoints:
     tokenizer: Tokenizer
     trained_source_length: int | None
 
-    @property
-    def names(self) -> dict[Tensor, str]:
-        """The names of the parameters."""
-        return {parameter: name for name, parameter in self.model.named_parameters()}
+    def __post_init__(self) -> None:
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
 
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of the weights to keep: their running average, if there is one."""

@@ -25,14 +25,10 @@ def make_optimizers(model: nn.Module, config: TrainConfig, rate: Tensor) -> list
     adam = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     options: dict[str, Any] = {"lr": rate, "betas": config.betas, "eps": config.epsilon, "fused": True}
     options["capturable"] = rate.is_cuda
+    rest = {"params": others, "weight_decay": 0.0}
     if config.optimizer == "muon":
-        muon = Muon(matrices, rate, weight_decay=config.weight_decay)
-        return [muon, adam([{"params": others, "weight_decay": 0.0}], **options)]
-    groups = [
-        {"params": list(matrices.values()), "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    return [adam(groups, **options)]
+        return [Muon(matrices, rate, weight_decay=config.weight_decay), adam([rest], **options)]
+    return [adam([{"params": list(matrices.values()), "weight_decay": config.weight_decay}, rest], **options)]
 
 
 class Muon(torch.optim.Optimizer):

@@ -31,7 +31,7 @@ from sightline.text.split import split
 from sightline.text.tokenizer import Tokenizer, suggest_vocab_size
 from sightline.train.batch_size import find_batch_tokens
 from sightline.train.distributed import World
-from sightline.train.events import Sink, Warned
+from sightline.train.events import Sink
 from sightline.train.loop import RunState, remove_run, train
 from sightline.train.state import last_state
 from sightline.train.validate import ScoreFunction, Validation
@@ -127,8 +127,6 @@ def train_files(
             remove_run(folder)
             _save_options(folder, options, config, tokenizer, text)
         world.broadcast(config)
-        if not has_checkpoint:
-            _warn_of_leaks(stores[0], sink)
 
     torch.manual_seed(config.train.seed)
     model: Model = build(config.model)
@@ -137,14 +135,8 @@ def train_files(
     rows = config.train.rows
     if rows == "auto":
         rows = "shared" if world.device.type == "cuda" else "padded"
-    feed = Feed(
-        stores,
-        batch_tokens=int(config.train.batch_tokens),
-        seed=config.train.seed,
-        rows=rows,
-        masked=_masked_vocabulary(config),
-        only=only,
-    )
+    batch_tokens, masked = int(config.train.batch_tokens), _masked_vocabulary(config)
+    feed = Feed(stores, batch_tokens=batch_tokens, seed=config.train.seed, rows=rows, masked=masked, only=only)
     with closing(world):
         return train(
             model,
@@ -328,21 +320,6 @@ def _hold_out(store: Store, seed: int) -> tuple[NDArray[np.int64], NDArray[np.in
     return np.sort(order[:count]), np.sort(order[count:])
 
 
-def _warn_of_leaks(store: Store, sink: Sink) -> None:
-    """Warn if sources contain their targets: the model would only learn to copy."""
-    if store.source is None:
-        return
-    leaks = checked = 0
-    for i in range(0, len(store), max(1, len(store) // 1000)):
-        source, target = store.source[i].astype("<u4").tobytes(), store.target[i].astype("<u4").tobytes()
-        if len(target) >= 5 * 4:
-            checked += 1
-            leaks += target in source
-    if checked >= 20 and leaks > 0.2 * checked:
-        warning = f"in {leaks} of {checked} pairs the source contains the target, so the model will learn to copy"
-        sink(Warned(0, f"{warning}. Check the columns of the file."))
-
-
 def _fingerprint(stores: Sequence[Store], validation: Validation | None) -> list[list[Any]]:
     """Identify training and validation text by content: files may move before the run is resumed."""
     validated = [] if validation is None else [validation.store]
@@ -400,16 +377,15 @@ def _load_options(options: RunOptions) -> tuple[RunOptions, Config]:
         )
     try:
         config = Config(**about["config"])
-        inputs = {name: TextFiles(**about[name]) for name in ("train", "valid")}
+        texts = {name: TextFiles(**about[name]) for name in ("train", "valid")}
     except (KeyError, TypeError):
         raise CheckpointError(f"{path}: not the options of a run.", value=path) from None
     for name in ("preset", "config", "set", "init_from"):
         if value := getattr(options, name):
             problem = "cannot be set for a resumed run, which keeps its configuration. Leave it out."
             raise InputError.of(name, value, problem)
-    training = options.train if options.train.corpora() else inputs["train"]
-    validation = options.valid if options.valid.corpora() else inputs["valid"]
-    return options._replace(train=training, valid=validation, init_from=about["init_from"]), config
+    kept: dict[str, Any] = {name: files for name, files in texts.items() if not getattr(options, name).corpora()}
+    return options._replace(**kept, init_from=about["init_from"]), config
 
 
 def _ignore(_: Any) -> None:

@@ -31,7 +31,6 @@ class Metrics:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._pending: list[str] = []
         self._kept: set[str] = set()
         self._file: IO[str] | None = None
 
@@ -53,13 +52,9 @@ class Metrics:
         kept = [_line(line) for line in read_metrics(self.path) if line["step"] <= step] if step else []
         write_files(self.path.parent, {self.path.name: "".join(kept).encode()})
         self._kept, self._file = set(kept), self.path.open("a", encoding="utf-8")
-        for line in self._pending:
-            self._write(line)
 
     def _write(self, line: str) -> None:
-        if self._file is None:
-            self._pending.append(line)
-        elif line not in self._kept:  # the resumed run repeats the events at the step of the checkpoint
+        if self._file and line not in self._kept:  # the resumed run repeats the events at the step of the checkpoint
             self._file.write(line)
             self._file.flush()
 
