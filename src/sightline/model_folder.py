@@ -57,19 +57,14 @@ class ModelFolder:
     def _about(self) -> dict[str, Any]:
         path = self.path / CONFIG
         if not _is_model(self.path):
-            raise CheckpointError(
-                f"{self.path}: no model found: {CONFIG} is missing. "
-                "Run `sightline models` for the names of bundled models.",
-                value=self.path,
-            )
+            problem = f"no model found: {CONFIG} is missing. Run `sightline models` for the names of bundled models."
+            raise CheckpointError(f"{self.path}: {problem}", value=self.path)
         about = read_json_object(path)
         if "format" not in about or not isinstance(about.get("model"), dict):
             raise CheckpointError(f"{path}: not the configuration of a model.", value=path)
         if about["format"] != FORMAT:
-            raise CheckpointError(
-                f"{path}: the folder has format {about['format']}; this version of Sightline reads format {FORMAT}.",
-                value=path,
-            )
+            problem = f"the folder has format {about['format']}; this version of Sightline reads format {FORMAT}."
+            raise CheckpointError(f"{path}: {problem}", value=path)
         return about
 
     @cached_property
@@ -161,9 +156,8 @@ class ModelFolder:
                 raise ValueError
             return heads, {"predicts": "predicts", "reads": "reads"}[about["step"]]  # type: ignore[return-value]
         except (ValueError, KeyError, TypeError):
-            raise CheckpointError(
-                f"{path}: the model has no such attention heads. Delete the file to use all heads.", value=path
-            ) from None
+            problem = "the model has no such attention heads. Delete the file to use all heads."
+            raise CheckpointError(f"{path}: {problem}", value=path) from None
 
     def examples(self) -> tuple[list[str], str | None]:
         """Return the sentences to try, and the comments on them: lines that begin with #."""
@@ -215,9 +209,8 @@ def save_model(
         if weight not in first:
             first[weight] = name
         elif not torch.equal(weights[name], weights[first[weight]]):  # an engine on a CPU unties the classifier
-            raise CheckpointError(
-                f"{name}: the weights differ from {first[weight]!r}, but the configuration ties both.", value=name
-            )
+            problem = f"the weights differ from {first[weight]!r}, but the configuration ties both."
+            raise CheckpointError(f"{name}: {problem}", value=name)
     tensors = {name: weights[name].detach() for name in first.values()}
     save_weights(tensors, model.config, folder, tokenizer, task=task, trained_source_length=trained_source_length)
 

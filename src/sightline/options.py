@@ -144,21 +144,17 @@ def _config_error(error: ValidationError, group: type[Options]) -> ConfigError:
         path, owner = _path(details["loc"], group)
         value, kind, reason = details["input"], details["type"], details["msg"]
         conflict = details.get("ctx", {}).get("error")
-        prefix = "".join(f"{part}." for part in path)
+        where, prefix = ".".join(path), "".join(f"{part}." for part in path)
         if isinstance(conflict, ConflictError):
-            sentence = re.sub(r"`(\w[\w.]*)`", rf"`{prefix}\1`", str(conflict))
-            found[f"{prefix}{conflict.option}"] = (conflict.value, sentence)
-            continue
-        if kind == "extra_forbidden":
-            name = str(details["loc"][-1])
+            where, value = f"{prefix}{conflict.option}", conflict.value
+            reason = re.sub(r"`(\w[\w.]*)`", rf"`{prefix}\1`", str(conflict))
+        elif kind == "extra_forbidden":
+            name, fields = str(details["loc"][-1]), owner.model_fields
+            where = f"{prefix}{name}"
             deeper = [option for option, _ in option_fields(owner) if option.endswith(f".{name}")]
-            hint = f" Did you mean `{prefix}{deeper[0]}`?" if deeper else ""
-            hint = hint or _did_you_mean(name, owner.model_fields, prefix)
-            hint = hint or f" Known options: {', '.join(owner.model_fields)}."
-            found[f"{prefix}{name}"] = (value, f"Unknown option `{prefix}{name}`.{hint}")
-            continue
-        where = ".".join(path)
-        if kind == "model_type":
+            hint = f" Did you mean `{prefix}{deeper[0]}`?" if deeper else _did_you_mean(name, fields, prefix)
+            reason = f"Unknown option `{where}`." + (hint or f" Known options: {', '.join(fields)}.")
+        elif kind == "model_type":
             reason = f"`{where}` is a group of options, got {value!r}. Set `{prefix}{next(iter(owner.model_fields))}`."
         elif where in found:  # a union: another type that the option could have
             reason = found[where][1].replace(", got ", f" or {reason.removeprefix('Input should be ')}, got ", 1)
