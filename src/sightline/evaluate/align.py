@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from torch import Tensor
 
@@ -66,8 +66,7 @@ def choose_heads(
         raise InputError.of("gold", None, "has no links to choose heads by.")
     every = every_head(engine.model)
     best = Choice(Heads(every), agreement(align(engine.model, given, wanted), gold).error, len(gold))
-    steps: tuple[Step, ...] = ("predicts", "reads")
-    for step in steps:
+    for step in get_args(Step):
         weights = dict(weigh(engine.model, given, wanted, [[head] for head in every], step))
 
         def error(heads: Sequence[Head], weights: dict[int, Tensor] = weights) -> float:
