@@ -409,9 +409,7 @@ class _Checkpoints:
     def save(self, run: RunState) -> Path:
         """Write a checkpoint."""
         state = {f"weights.{name}": p.detach() for p, name in self.names.items()}
-        state |= {
-            f"optimizer.{name}": value for name, value in optimizer_state(self.step.optimizers, self.names).items()
-        }
+        state |= {f"optimizer.{name}": v for name, v in optimizer_state(self.step.optimizers, self.names).items()}
         state |= {f"average.{name}": v for name, v in zip(self.names.values(), self.step.average, strict=False)}
         state["sums"] = self.world.sum(self.step.sums.clone())
         folder = self.folder / "checkpoints" / f"step-{run.step:08}"
@@ -436,21 +434,18 @@ class _Checkpoints:
             return parameters.get(rest.rpartition(".")[0] if kind == "optimizer" else rest)
 
         state, about = load_state(path, like)
-        parts: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}, "average": {}, "sums": {}}
-        for name, value in state.items():
-            kind, _, rest = name.partition(".")
-            parts[kind][rest] = value
-        missing = parameters.keys() ^ parts["weights"].keys()
+        missing = {f"weights.{name}" for name in parameters} ^ {name for name in state if name.startswith("weights.")}
         if missing:
             raise CheckpointError(f"{path}: {min(missing)!r} does not match the model of the run.", value=path)
         with torch.no_grad():
             for name, parameter in parameters.items():
-                parameter.copy_(shard_like(parts["weights"][name], parameter))
+                parameter.copy_(shard_like(state[f"weights.{name}"], parameter))
             for name, mean in zip(parameters, self.step.average, strict=False):
-                mean.copy_(shard_like(parts["average"][name], mean))
+                mean.copy_(shard_like(state[f"average.{name}"], mean))
             if self.world.main:  # the sum over all processes, counted once
-                self.step.sums.copy_(parts["sums"][""])
-        load_optimizer_state(self.step.optimizers, self.names, parts["optimizer"])
+                self.step.sums.copy_(state["sums"])
+        moments = {name.removeprefix("optimizer."): v for name, v in state.items() if name.startswith("optimizer.")}
+        load_optimizer_state(self.step.optimizers, self.names, moments)
         return TypeAdapter(RunState).validate_python(about)
 
 

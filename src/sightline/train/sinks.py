@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -38,8 +39,11 @@ class Metrics:
         try:
             if isinstance(event, Started):
                 self._begin(event.step)
-            elif isinstance(event, Progress | Validated | Warned):
-                self._write(_line(as_json(event)))
+            elif self._file and isinstance(event, Progress | Validated | Warned):
+                line = _line(as_json(event))
+                if line not in self._kept:  # the resumed run repeats the events at the step of the checkpoint
+                    self._file.write(line)
+                    self._file.flush()
         except OSError as error:
             raise not_written(self.path, error) from None
 
@@ -52,11 +56,6 @@ class Metrics:
         kept = [_line(line) for line in read_metrics(self.path) if line["step"] <= step] if step else []
         write_files(self.path.parent, {self.path.name: "".join(kept).encode()})
         self._kept, self._file = set(kept), self.path.open("a", encoding="utf-8")
-
-    def _write(self, line: str) -> None:
-        if self._file and line not in self._kept:  # the resumed run repeats the events at the step of the checkpoint
-            self._file.write(line)
-            self._file.flush()
 
 
 def as_json(event: Event) -> dict[str, Any]:
@@ -90,13 +89,11 @@ class TensorBoard:
 
     def __init__(self, folder: Path) -> None:
         optional_import("tensorboard", package="tensorboard")
-        self._make: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter
-        self._folder = str(folder)
-        self._writer: Any = None
+        self._make = partial(importlib.import_module("torch.utils.tensorboard").SummaryWriter, str(folder))
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Started):
-            self._writer = self._make(self._folder, purge_step=event.step + 1 if event.step else None)
+            self._writer = self._make(purge_step=event.step + 1 if event.step else None)
         elif isinstance(event, Progress):
             for name in ("loss", "perplexity", "learning_rate", "gradient_norm", "tokens_per_second"):
                 self._writer.add_scalar(f"train/{name}", getattr(event, name), event.step)
