@@ -40,6 +40,9 @@ __all__ = [
 
 _HOME = {
     **dict.fromkeys(("ModelConfig", "SearchConfig"), "sightline.config"),
+    **dict.fromkeys(
+        ("Completion", "LoadOptions", "Reader", "Translation", "Translator", "Writer", "load"), "sightline.engine"
+    ),
     **dict.fromkeys(("load_model", "save_model"), "sightline.model_folder"),
     "PackedRows": "sightline.model.mask",
     "SightlineError": "sightline.errors",
@@ -47,15 +50,14 @@ _HOME = {
     "tracing": "sightline.trace.watch",
     "what_if": "sightline.trace.what_if",
 }
-"""The modules of the names that are not in sightline.engine."""
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("importlib.metadata").version("sightline")
-    if name not in __all__:
+    if name not in _HOME:
         raise AttributeError(f"module 'sightline' has no attribute {name!r}")
-    return getattr(import_module(_HOME.get(name, "sightline.engine")), name)
+    return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:
