@@ -44,6 +44,7 @@ REPORT_SECONDS = 10
 """Seconds between two reports of tokenising."""
 FORMAT = 2
 """Version of run.json. Version 0.1 of Sightline wrote none."""
+NEW_RUN = "Start a new run; `init_from` starts it from this model."
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 """Options of a model that only affect training."""
 
@@ -329,11 +330,8 @@ def _fingerprint(stores: Sequence[Store], validation: Validation | None) -> list
 def _check_fingerprint(folder: Path, text: list[list[Any]]) -> None:
     known = read_json_object(folder / "run.json").get("text", text)
     if known != text:
-        raise InputError(
-            f"{folder}: the training data has changed since this run started, so it cannot be resumed. Start a new "
-            "run; `init_from` starts it from this model.",
-            value=folder,
-        )
+        problem = f"the training data has changed since this run started, so it cannot be resumed. {NEW_RUN}"
+        raise InputError(f"{folder}: {problem}", value=folder)
 
 
 def _save_options(
@@ -370,11 +368,8 @@ def _load_options(options: RunOptions) -> tuple[RunOptions, Config]:
         raise CheckpointError.of("resume", True, f"needs a run, and {options.out} has none. Leave it out to start one.")
     about = read_json_object(path)
     if about.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{path}: this run is of another version of Sightline and cannot be resumed. Start a new run; "
-            "`init_from` starts it from this model.",
-            value=about.get("format"),
-        )
+        problem = f"this run is of another version of Sightline and cannot be resumed. {NEW_RUN}"
+        raise CheckpointError(f"{path}: {problem}", value=about.get("format"))
     try:
         config = Config(**about["config"])
         texts = {name: TextFiles(**about[name]) for name in ("train", "valid")}
