@@ -106,40 +106,30 @@ class ModelConfig(Options):
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
         for name, stack in self.stacks.items():
-            if self.d_model % stack.heads:
-                raise ConflictError(
-                    "d_model",
-                    self.d_model,
-                    f"`d_model` must be a multiple of `{name}.heads` = {stack.heads}, got {self.d_model}.",
+            channels, rest = divmod(self.d_model, stack.heads)
+            if rest:
+                problem = f"must be a multiple of `{name}.heads` = {stack.heads}, got {self.d_model}."
+                raise ConflictError("d_model", self.d_model, problem)
+            if self.positions.kind == "rotary" and channels % 2:
+                problem = (
+                    f"= 'rotary' needs an even number of channels per head; `d_model` / `{name}.heads` is {channels}."
                 )
-            if self.positions.kind == "rotary" and self.d_model // stack.heads % 2:
-                raise ConflictError(
-                    "positions.kind",
-                    "rotary",
-                    "`positions.kind` = 'rotary' needs an even number of channels per head; "
-                    f"`d_model` / `{name}.heads` is {self.d_model // stack.heads}.",
-                )
+                raise ConflictError("positions.kind", "rotary", problem)
         if self.segments and self.architecture != "encoder-only":
-            raise ConflictError("segments", self.segments, f"`segments` must be 0 for {self.architecture} models.")
+            raise ConflictError("segments", self.segments, f"must be 0 for {self.architecture} models.")
         if (size := self.source_vocab_size) not in (None, self.vocab_size):
             if self.architecture != "encoder-decoder":
-                raise ConflictError(
-                    "source_vocab_size", size, f"`source_vocab_size` cannot be set for {self.architecture} models."
-                )
+                raise ConflictError("source_vocab_size", size, f"cannot be set for {self.architecture} models.")
             if self.tie == "all":
-                raise ConflictError(
-                    "tie",
-                    "all",
-                    f"`tie` = 'all' needs one vocabulary, but `source_vocab_size` is {size} and `vocab_size` is "
-                    f"{self.vocab_size}. Set `tie` to 'target' or 'none'.",
+                problem = (
+                    f"= 'all' needs one vocabulary, but `source_vocab_size` is {size} and `vocab_size` is "
+                    f"{self.vocab_size}. Set `tie` to 'target' or 'none'."
                 )
+                raise ConflictError("tie", "all", problem)
         least, most = self.positions.min_timescale, self.positions.max_timescale
         if least >= most:
-            raise ConflictError(
-                "positions.min_timescale",
-                least,
-                f"`positions.min_timescale` must be below `positions.max_timescale` = {most:g}, got {least:g}.",
-            )
+            problem = f"must be below `positions.max_timescale` = {most:g}, got {least:g}."
+            raise ConflictError("positions.min_timescale", least, problem)
         return self
 
 
@@ -286,19 +276,13 @@ class SearchConfig(Options):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.nbest > self.beams:
-            raise ConflictError(
-                "nbest", self.nbest, f"`nbest` must be at most `beams` = {self.beams}, got {self.nbest}."
-            )
+            raise ConflictError("nbest", self.nbest, f"must be at most `beams` = {self.beams}, got {self.nbest}.")
         if self.beams % self.groups:
-            raise ConflictError(
-                "groups", self.groups, f"`groups` must divide `beams` = {self.beams}, got {self.groups}."
-            )
+            raise ConflictError("groups", self.groups, f"must divide `beams` = {self.beams}, got {self.groups}.")
         if self.sample and self.groups > 1:
-            raise ConflictError("groups", self.groups, f"`groups` must be 1 with `sample` = true, got {self.groups}.")
+            raise ConflictError("groups", self.groups, f"must be 1 with `sample` = true, got {self.groups}.")
         if self.rerank != "none" and not self.sample:
-            raise ConflictError(
-                "rerank", self.rerank, f"`rerank` = {self.rerank!r} needs samples. Set `sample` = true."
-            )
+            raise ConflictError("rerank", self.rerank, f"= {self.rerank!r} needs samples. Set `sample` = true.")
         return self
 
 

@@ -29,7 +29,7 @@ def write_files(folder: Path | str, files: Mapping[str, bytes]) -> None:
         for path in partial.values():
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
-        raise _not_written(folder, error) from None
+        raise not_written(folder, error) from None
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def replacing_folder(folder: Path, mark: str, kind: str) -> Iterator[Path]:
             if folder.exists():
                 folder.replace(old)
     except OSError as error:
-        raise _not_written(folder, error) from None
+        raise not_written(folder, error) from None
     finally:
         if old.exists() and not folder.exists():
             old.replace(folder)
@@ -83,8 +83,9 @@ def _may_replace(folder: Path, mark: str) -> bool:
         return False
 
 
-def _not_written(folder: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{folder}: cannot be written: {error.strerror}.", value=folder)
+def not_written(path: Path, error: OSError) -> CheckpointError:
+    """Return the error for a file or folder that cannot be written."""
+    return CheckpointError(f"{path}: cannot be written: {error.strerror}.", value=path)
 
 
 def sync_folder(folder: Path) -> None:

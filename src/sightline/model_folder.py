@@ -14,21 +14,20 @@ Files that are made from a bundled model go to the user's cache instead.
 
 import json
 import math
-import struct
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sightline.config import ModelConfig
 from sightline.errors import CheckpointError, ConfigError
-from sightline.files import cache_folder, parse_json_object, read_json_object, write_files
+from sightline.files import cache_folder, read_json_object, write_files
 from sightline.model.transformer import Model, build
 from sightline.text.tokenizer import FILE, SOURCE_FILE, Tokenizer
 
@@ -58,19 +57,14 @@ class ModelFolder:
     def _about(self) -> dict[str, Any]:
         path = self.path / CONFIG
         if not _is_model(self.path):
-            raise CheckpointError(
-                f"{self.path}: no model found: {CONFIG} is missing. "
-                "Run `sightline models` for the names of bundled models.",
-                value=self.path,
-            )
+            problem = f"no model found: {CONFIG} is missing. Run `sightline models` for the names of bundled models."
+            raise CheckpointError(f"{self.path}: {problem}", value=self.path)
         about = read_json_object(path)
         if "format" not in about or not isinstance(about.get("model"), dict):
             raise CheckpointError(f"{path}: not the configuration of a model.", value=path)
         if about["format"] != FORMAT:
-            raise CheckpointError(
-                f"{path}: the folder has format {about['format']}; this version of Sightline reads format {FORMAT}.",
-                value=path,
-            )
+            problem = f"the folder has format {about['format']}; this version of Sightline reads format {FORMAT}."
+            raise CheckpointError(f"{path}: {problem}", value=path)
         return about
 
     @cached_property
@@ -145,17 +139,10 @@ class ModelFolder:
     def count_parameters(self) -> int:
         """Count the parameters by the header of the weights' file; raise an error if the file is incomplete."""
         try:
-            with self.weights.open("rb") as file:
-                (length,) = struct.unpack("<Q", file.read(8))
-                header = parse_json_object(file.read(min(length, 10**8)), self.weights)
-            tensors = [about for name, about in header.items() if name != "__metadata__"]
-            complete = self.weights.stat().st_size == 8 + length + max(about["data_offsets"][1] for about in tensors)
-            count = sum(math.prod(about["shape"]) for about in tensors)
-        except (CheckpointError, OSError, ValueError, LookupError, TypeError, struct.error):
-            complete, count = False, 0
-        if not complete:
-            raise CheckpointError(f"{self.weights}: the weights are missing or damaged.", value=self.weights)
-        return count
+            with safe_open(self.weights, "pt") as file:
+                return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 - no dict
+        except (OSError, SafetensorError):
+            raise CheckpointError(f"{self.weights}: the weights are missing or damaged.", value=self.weights) from None
 
     def alignment_heads(self) -> tuple[list[tuple[int, int]], Literal["predicts", "reads"]] | None:
         """Return the heads (layer, head) chosen for alignments and the step at which they count, if any are chosen."""
@@ -169,9 +156,8 @@ class ModelFolder:
                 raise ValueError
             return heads, {"predicts": "predicts", "reads": "reads"}[about["step"]]  # type: ignore[return-value]
         except (ValueError, KeyError, TypeError):
-            raise CheckpointError(
-                f"{path}: the model has no such attention heads. Delete the file to use all heads.", value=path
-            ) from None
+            problem = "the model has no such attention heads. Delete the file to use all heads."
+            raise CheckpointError(f"{path}: {problem}", value=path) from None
 
     def examples(self) -> tuple[list[str], str | None]:
         """Return the sentences to try, and the comments on them: lines that begin with #."""
@@ -205,11 +191,6 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     return ModelFolder(folder).load_tokenizer()
 
 
-def read_config(folder: Path | str) -> ModelConfig:
-    """Read the options of a model."""
-    return ModelFolder(folder).config
-
-
 def save_model(
     model: Model,
     folder: Path | str,
@@ -228,9 +209,8 @@ def save_model(
         if weight not in first:
             first[weight] = name
         elif not torch.equal(weights[name], weights[first[weight]]):  # an engine on a CPU unties the classifier
-            raise CheckpointError(
-                f"{name}: the weights differ from {first[weight]!r}, but the configuration ties both.", value=name
-            )
+            problem = f"the weights differ from {first[weight]!r}, but the configuration ties both."
+            raise CheckpointError(f"{name}: {problem}", value=name)
     tensors = {name: weights[name].detach() for name in first.values()}
     save_weights(tensors, model.config, folder, tokenizer, task=task, trained_source_length=trained_source_length)
 

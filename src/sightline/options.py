@@ -10,7 +10,6 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -23,11 +22,11 @@ from sightline.errors import ConfigError
 class ConflictError(ValueError):
     """Raised by a validator: an option whose value does not fit another option.
 
-    The message writes options in backticks, by their names within the group.
+    The problem writes other options in backticks, by their names within the group.
     """
 
-    def __init__(self, option: str, value: object, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, option: str, value: object, problem: str) -> None:
+        super().__init__(f"`{option}` {problem}")
         self.option, self.value = option, value
 
 
@@ -58,11 +57,8 @@ Group = TypeVar("Group", bound=Options)
 
 def presets() -> dict[str, dict[str, Any]]:
     """Return the bundled configurations by name."""
-    files = resources.files("sightline").joinpath("presets").iterdir()
-    found = {
-        f.name.removesuffix(".toml"): tomllib.loads(f.read_text("utf-8")) for f in files if f.name.endswith(".toml")
-    }
-    return dict(sorted(found.items()))
+    files = sorted((Path(__file__).parent / "presets").glob("*.toml"))
+    return {file.stem: tomllib.loads(file.read_text("utf-8")) for file in files}
 
 
 def load_options(
@@ -148,21 +144,17 @@ def _config_error(error: ValidationError, group: type[Options]) -> ConfigError:
         path, owner = _path(details["loc"], group)
         value, kind, reason = details["input"], details["type"], details["msg"]
         conflict = details.get("ctx", {}).get("error")
-        prefix = "".join(f"{part}." for part in path)
+        where, prefix = ".".join(path), "".join(f"{part}." for part in path)
         if isinstance(conflict, ConflictError):
-            sentence = re.sub(r"`(\w[\w.]*)`", rf"`{prefix}\1`", str(conflict))
-            found[f"{prefix}{conflict.option}"] = (conflict.value, sentence)
-            continue
-        if kind == "extra_forbidden":
-            name = str(details["loc"][-1])
+            where, value = f"{prefix}{conflict.option}", conflict.value
+            reason = re.sub(r"`(\w[\w.]*)`", rf"`{prefix}\1`", str(conflict))
+        elif kind == "extra_forbidden":
+            name, fields = str(details["loc"][-1]), owner.model_fields
+            where = f"{prefix}{name}"
             deeper = [option for option, _ in option_fields(owner) if option.endswith(f".{name}")]
-            hint = f" Did you mean `{prefix}{deeper[0]}`?" if deeper else ""
-            hint = hint or _did_you_mean(name, owner.model_fields, prefix)
-            hint = hint or f" Known options: {', '.join(owner.model_fields)}."
-            found[f"{prefix}{name}"] = (value, f"Unknown option `{prefix}{name}`.{hint}")
-            continue
-        where = ".".join(path)
-        if kind == "model_type":
+            hint = f" Did you mean `{prefix}{deeper[0]}`?" if deeper else _did_you_mean(name, fields, prefix)
+            reason = f"Unknown option `{where}`." + (hint or f" Known options: {', '.join(fields)}.")
+        elif kind == "model_type":
             reason = f"`{where}` is a group of options, got {value!r}. Set `{prefix}{next(iter(owner.model_fields))}`."
         elif where in found:  # a union: another type that the option could have
             reason = found[where][1].replace(", got ", f" or {reason.removeprefix('Input should be ')}, got ", 1)

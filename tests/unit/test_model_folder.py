@@ -19,7 +19,6 @@ from sightline.model_folder import (
     count_parameters,
     load_model,
     load_tokenizer,
-    read_config,
     save_model,
 )
 from support import difference, every_variant, ids, raises, reader, translator, writer
@@ -84,7 +83,7 @@ def test_parameter_names_are_public(architecture):
 
 
 def test_damage_is_reported(tmp_path):
-    for read in (load_model, load_tokenizer, read_config):
+    for read in (load_model, load_tokenizer, lambda folder: ModelFolder(folder).config):
         with raises(CheckpointError, value=tmp_path, match="config.json is missing"):
             read(tmp_path)
     save_model(translator(), tmp_path)

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from torch import Tensor
 
@@ -41,10 +42,7 @@ class Choice(NamedTuple):
 
 def agreement(predicted: Sequence[Alignment], gold: Sequence[Alignment]) -> Agreement:
     """Return error rate, precision and recall of alignments."""
-    if len(predicted) != len(gold):
-        raise InputError.of(
-            "gold", len(gold), f"must have one alignment for each of {len(predicted)} pairs, got {len(gold)}."
-        )
+    _check(gold, len(predicted))
     both = sum(len({*right} & {*links}) for links, right in zip(predicted, gold, strict=True))
     in_predicted, in_gold = sum(len({*links}) for links in predicted), sum(len({*right}) for right in gold)
     return Agreement(
@@ -63,16 +61,12 @@ def choose_heads(
     is better.
     """
     given, wanted = engine.words(sources, targets)
-    if len(given) != len(gold):
-        raise InputError.of(
-            "gold", len(gold), f"must have one alignment for each of {len(given)} pairs, got {len(gold)}."
-        )
+    _check(gold, len(given))
     if not any(gold):
         raise InputError.of("gold", None, "has no links to choose heads by.")
     every = every_head(engine.model)
     best = Choice(Heads(every), agreement(align(engine.model, given, wanted), gold).error, len(gold))
-    steps: tuple[Step, ...] = ("predicts", "reads")
-    for step in steps:
+    for step in get_args(Step):
         weights = dict(weigh(engine.model, given, wanted, [[head] for head in every], step))
 
         def error(heads: Sequence[Head], weights: dict[int, Tensor] = weights) -> float:
@@ -94,14 +88,15 @@ def choose_heads(
     return best
 
 
+def _check(gold: Sequence[Alignment], pairs: int) -> None:
+    if len(gold) != pairs:
+        problem = f"must have one alignment for each of {pairs} pairs, got {len(gold)}."
+        raise InputError.of("gold", len(gold), problem)
+
+
 def save_choice(folder: Path | str, choice: Choice) -> None:
     """Write the choice next to the model, where `load` finds it."""
-    about = {
-        "heads": choice.heads.heads,
-        "step": choice.heads.step,
-        "error": round(choice.error, 4),
-        "pairs": choice.pairs,
-    }
+    about = {**choice.heads._asdict(), "error": round(choice.error, 4), "pairs": choice.pairs}
     write_files(folder, {ALIGNMENT: json.dumps(about, indent=2).encode() + b"\n"})
 
 
@@ -113,8 +108,5 @@ def gold_of(pair: Pair) -> Alignment:
 
 
 def _with_marks(words: Sequence[str]) -> list[int]:
-    numbers, number = [], -1
-    for word in words:
-        number += word not in (",", ".")
-        numbers.append(number)
-    return numbers
+    """Return the index of the word that each word or punctuation mark belongs to."""
+    return [count - 1 for count in accumulate(word not in (",", ".") for word in words)]

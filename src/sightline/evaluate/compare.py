@@ -4,7 +4,7 @@ The score of a corpus is a function of sums of statistics over its sentences. sa
 each resampled corpus then only needs another sum.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +47,7 @@ class Comparison(NamedTuple):
 
 
 def estimate(
-    hypotheses: Sequence[str], references: Sequence[str], names: Sequence[str] = METRICS
+    hypotheses: Sequence[str], references: Sequence[str], names: Iterable[str] = METRICS
 ) -> dict[str, Estimate]:
     """Return scores with confidence intervals, by bootstrap resampling (Koehn, 2004)."""
     found = {}
@@ -58,7 +58,7 @@ def estimate(
 
 
 def compare(
-    hypotheses: Sequence[str], others: Sequence[str], references: Sequence[str], names: Sequence[str] = METRICS
+    hypotheses: Sequence[str], others: Sequence[str], references: Sequence[str], names: Iterable[str] = METRICS
 ) -> dict[str, Comparison]:
     """Compare two systems by two-sided approximate randomisation (Riezler and Maxwell, 2005): each trial exchanges the
     translations of a random half of the sentences.
@@ -82,11 +82,8 @@ def compare(
 def _counts(of: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> NDArray[np.float64]:
     """Return the statistics that the metric sums, one row per sentence."""
     if len(hypotheses) != len(references):
-        raise InputError.of(
-            "references",
-            len(references),
-            f"must have one line for each of {len(hypotheses):,} hypotheses, got {len(references):,}.",
-        )
+        problem = f"must have one line for each of {len(hypotheses):,} hypotheses, got {len(references):,}."
+        raise InputError.of("references", len(references), problem)
     if not hypotheses:
         raise InputError.of("hypotheses", hypotheses, "is empty. Give at least one line.")
     rows = of._extract_corpus_statistics(list(hypotheses), [list(references)])

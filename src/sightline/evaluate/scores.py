@@ -10,8 +10,8 @@ from sacrebleu.metrics.ter import TER
 
 from sightline.errors import InputError
 
-METRICS = ("bleu", "chrf", "ter")
-"""Names of the metrics. Higher is better for bleu and chrf, lower for ter."""
+METRICS: dict[str, type[BLEU | CHRF | TER]] = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
+"""The metrics by name. Higher is better for bleu and chrf, lower for ter."""
 
 
 class Score(NamedTuple):
@@ -42,5 +42,4 @@ def metric(name: str) -> Metric:
     """Return a metric of sacreBLEU with its default options, so that scores are comparable."""
     if name not in METRICS:
         raise InputError.of("names", name, f"has an unknown metric: {name!r}. Choose from {', '.join(METRICS)}.")
-    made: dict[str, type[BLEU | CHRF | TER]] = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
-    return made[name]()
+    return METRICS[name]()

@@ -11,22 +11,19 @@ def plot(metrics: Path, file: Path) -> None:
     """Plot loss, scores, learning rate and speed over the steps of a run, as PNG, SVG or PDF."""
     lines = [json.loads(line) for line in metrics.read_text("utf-8").splitlines()]
     progress = [line for line in lines if line["event"] == "progress"]
-    validations = [line for line in lines if line["event"] == "validated"]
+    validations = [line | line["scores"] for line in lines if line["event"] == "validated"]
+    scores = sorted({name for line in validations for name in line["scores"]})
     figure = Figure(figsize=(10, 6.5), layout="constrained")
     loss, quality, rate, speed = figure.subplots(2, 2).flat
     _curve(loss, progress, "loss", "training, smoothed")
     _curve(loss, validations, "loss", "validation", marker="o")
     loss.set_title("Loss per token")
     loss.legend(frameon=False)
-    for name in sorted({name for one in validations for name in one["scores"]}):
-        scored = [{"step": one["step"], name: one["scores"][name]} for one in validations if name in one["scores"]]
-        _curve(quality, scored, name, name, marker="o")
-    if quality.lines:
-        quality.set_title("Scores of the validation translations")
+    for name in scores or ["perplexity"]:
+        _curve(quality, validations, name, marker="o")
+    quality.set_title("Scores of the validation translations" if scores else "Perplexity")
+    if scores:
         quality.legend(frameon=False)
-    else:
-        _curve(quality, validations, "perplexity", "validation", marker="o")
-        quality.set_title("Perplexity")
     _curve(rate, progress, "learning_rate")
     rate.set_title("Learning rate")
     _curve(speed, progress, "tokens_per_second")

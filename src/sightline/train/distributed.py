@@ -19,7 +19,7 @@ from sightline.errors import InputError
 
 def is_main() -> bool:
     """Return whether this is the main process, which writes files and reports."""
-    return _rank() == 0
+    return os.environ.get("RANK", "0") == "0"
 
 
 def full_tensor(value: Tensor) -> Tensor:
@@ -45,15 +45,12 @@ def local_tensor(value: Tensor) -> Tensor:
     return value if part is None else part()
 
 
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
 class World:
     """The processes that train together, as seen by one of them. Without `torchrun` there is one process."""
 
     def __init__(self, device: str = "auto", *, shard: bool = False) -> None:
-        self.rank, self.size = _rank(), int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank, self.size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self.main = is_main()
         self.device = _device(device)
         self.sharded = shard and self.size > 1
         if self.size > 1:
@@ -62,21 +59,13 @@ class World:
             if not dist.is_initialized():
                 dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
 
-    @property
-    def main(self) -> bool:
-        """Whether this process writes files and reports."""
-        return self.rank == 0
-
     def wrap(self, objective: nn.Module, units: Iterable[nn.Module]) -> nn.Module:
         """Return the module with gradients averaged over all processes. `units`: the parts to shard one by one."""
         if self.size == 1:
             return objective
-        if self.sharded:
-            return self._shard(objective, units)
-        ids = [self.device.index] if self.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(objective, device_ids=ids, gradient_as_bucket_view=True)
-
-    def _shard(self, objective: nn.Module, units: Iterable[nn.Module]) -> nn.Module:
+        if not self.sharded:
+            ids = [self.device.index] if self.device.type == "cuda" else None
+            return nn.parallel.DistributedDataParallel(objective, device_ids=ids, gradient_as_bucket_view=True)
         from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - slow to import
         from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
 

@@ -21,11 +21,13 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from pydantic import TypeAdapter
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from sightline.config import Config, TrainConfig
 from sightline.data.feed import Feed, Place, Update, ahead
+from sightline.data.store import Store
 from sightline.errors import CheckpointError, TrainingError
 from sightline.files import write_files
 from sightline.model.transformer import Model
@@ -35,7 +37,7 @@ from sightline.train.distributed import World, full_tensor, shard_like
 from sightline.train.events import Finished, Progress, Saved, Sink, Started, Validated, Warned
 from sightline.train.optimizer import load_optimizer_state, optimizer_state
 from sightline.train.schedule import learning_rate
-from sightline.train.state import begin_state, finish_state, last_state, load_state, save_state, writing_state
+from sightline.train.state import last_state, load_state, new_state
 from sightline.train.step import Step
 from sightline.train.validate import Validation, ValidationResult
 
@@ -72,23 +74,22 @@ def train(
     *,
     folder: Path,
     sink: Sink,
-    tokenizer: Tokenizer | None = None,
-    trained_source_length: int | None = None,
-    validation: Validation | None = None,
-    world: World | None = None,
-    resume: bool = False,
+    tokenizer: Tokenizer,
+    trained_source_length: int | None,
+    validation: Validation | None,
+    world: World,
+    resume: bool,
 ) -> RunState:
     """Train a model on a feed. With `resume`, continue from the last checkpoint in `folder`."""
-    world = world or World()
     options = config.train
     model.to(world.device).train()
     schedule = _schedule(config, feed, world)
-    step = make_step(model, config, world, feed.rows, schedule.steps)
+    step = _make_step(model, config, feed, world, schedule.steps)
     saver = _Checkpoints(model, step, config, folder, world, tokenizer, trained_source_length)
     run = saver.load() if resume else RunState()
     sink(_started(run, schedule.steps, model, feed, world))
     if run.step == 0:
-        for warning in _warnings(model, feed, schedule):
+        for warning in (*_warnings(model, feed, schedule.steps, options.warmup), *_leak_warnings(feed.stores[0])):
             sink(Warned(0, warning))
         saver.keep_validated(run)
 
@@ -96,14 +97,15 @@ def train(
 
     def validate() -> None:
         with throughput.paused():
-            _record(_validate(model, step, validation, world), run, saver, sink)
+            _record(_validate(saver, validation), run, saver, sink)
         run.validation_due = False
 
     if run.validation_due:
         validate()
     reason = _out_of_patience(run, options)
     stream = feed.updates(run.place, options.accumulate, world.rank, world.size)
-    with _stop_signals() as stop, contextlib.closing(ahead(lambda: _pinned(stream, world.device))) as updates:
+    pinned = map(Update.pinned, stream) if world.device.type == "cuda" else stream
+    with _stop_signals() as stop, contextlib.closing(ahead(lambda: pinned)) as updates:
         while run.step < schedule.steps and not reason:
             update = next(updates)
             run.step += 1
@@ -131,7 +133,7 @@ def train(
     if reason == "stopped":
         run.stopped = (stop or [signal.SIGTERM])[0]
     else:
-        _finish(model, step, validation, run, saver, sink, world)
+        _finish(saver, validation, run, sink)
     sink(Finished(run.step, reason or "done", time.perf_counter() - begun))
     return run
 
@@ -190,21 +192,19 @@ class _Throughput:
         self.since += time.perf_counter() - started
 
 
-def make_step(model: Model, config: Config, world: World, rows: str, steps: int) -> Step:
+def _make_step(model: Model, config: Config, feed: Feed, world: World, steps: int) -> Step:
     """Return the update for the device and the length of the run."""
     options, cuda = config.train, world.device.type == "cuda"
     automatic = cuda and torch.cuda.is_bf16_supported()
     bfloat16 = options.precision == "bfloat16" or (options.precision == "auto" and automatic)
-    tokens = options.batch_tokens if isinstance(options.batch_tokens, int) else 4096
     passes = options.accumulate * (2 if options.r_drop else 1)
-    work = 6.0 * count_parameters(model) * tokens * passes * steps
+    work = 6.0 * count_parameters(model) * feed.batch_tokens * passes * steps
     # Compilation takes about 15 s and makes a step up to twice as fast.
     compiled = cuda and work > 1e16 if options.compile == "auto" else options.compile
-    graphs = cuda and world.size == 1 and rows == "shared" if options.graphs == "auto" else options.graphs
+    graphs = cuda and world.size == 1 and feed.rows == "shared" if options.graphs == "auto" else options.graphs
     if graphs and not cuda:
-        raise TrainingError.of(
-            "train.graphs", graphs, f"needs a GPU, and the device is {world.device}. Set it to auto."
-        )
+        problem = f"needs a GPU, and the device is {world.device}. Set it to auto."
+        raise TrainingError.of("train.graphs", graphs, problem)
     return Step(
         model,
         options,
@@ -225,23 +225,16 @@ def _started(run: RunState, steps: int, model: Model, feed: Feed, world: World) 
     )
 
 
-def _pinned(updates: Iterator[Update], device: torch.device) -> Iterator[Update]:
-    """Move batches to pinned memory for a GPU."""
-    for update in updates:
-        yield update.pinned() if device.type == "cuda" else update
-
-
 def _report(step: Step, run: RunState, world: World, rate: float, speed: float) -> Progress:
     sums = step.take(world)
-    tokens, updates = max(sums.tokens, 1.0), max(sums.updates, 1.0)
-    nll = sums.nll / tokens
+    tokens = max(sums.tokens, 1.0)
     return Progress(
         step=run.step,
         epoch=run.epoch,
         loss=sums.smoothed / tokens,
-        perplexity=math.exp(min(nll, 700.0)) if math.isfinite(nll) else math.inf,
+        perplexity=math.exp(min(sums.nll / tokens, 700.0)),
         learning_rate=rate,
-        gradient_norm=sums.gradient_norm / updates,
+        gradient_norm=sums.gradient_norm / sums.updates,
         tokens=run.tokens,
         tokens_per_second=speed,
         memory=_memory(world.device),
@@ -254,7 +247,7 @@ def _memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _warnings(model: Model, feed: Feed, schedule: _Schedule) -> Iterator[str]:
+def _warnings(model: Model, feed: Feed, steps: int, warmup: int) -> Iterator[str]:
     """Yield warnings of likely mistakes in a new run."""
     parameters, tokens = count_parameters(model), int(feed.stores[0].target.starts[-1])
     if parameters > 25 * tokens:
@@ -262,10 +255,27 @@ def _warnings(model: Model, feed: Feed, schedule: _Schedule) -> Iterator[str]:
             f"the model has {parameters:,} parameters and the corpus only {tokens:,} target tokens, so it will "
             "overfit. Use a smaller model or more text."
         )
-    if SHORT_RUN < schedule.steps < 2 * schedule.options.warmup:
+    if SHORT_RUN < steps < 2 * warmup:
         yield (
-            f"the learning rate rises during the first {schedule.options.warmup:,} of {schedule.steps:,} steps "
-            f"(`train.warmup`). Train for more epochs, or set `train.warmup` to {schedule.steps // 10}."
+            f"the learning rate rises during the first {warmup:,} of {steps:,} steps (`train.warmup`). Train for more "
+            f"epochs, or set `train.warmup` to {steps // 10}."
+        )
+
+
+def _leak_warnings(store: Store) -> Iterator[str]:
+    """Yield a warning if sources contain their targets: the model would only learn to copy."""
+    if store.source is None:
+        return
+    leaks = checked = 0
+    for i in range(0, len(store), max(1, len(store) // 1000)):
+        source, target = store.source[i].astype("<u4").tobytes(), store.target[i].astype("<u4").tobytes()
+        if len(target) >= 5 * 4:
+            checked += 1
+            leaks += target in source
+    if checked >= 20 and leaks > 0.2 * checked:
+        yield (
+            f"in {leaks} of {checked} pairs the source contains the target, so the model will learn to copy. Check the "
+            "columns of the file."
         )
 
 
@@ -291,17 +301,18 @@ def _loss_warnings(run: RunState, progress: Progress) -> Iterator[str]:
         )
 
 
-def _validate(model: Model, step: Step, validation: Validation | None, world: World) -> ValidationResult | None:
+def _validate(saver: "_Checkpoints", validation: Validation | None) -> ValidationResult | None:
     """Validate the weights to keep: their running average, if there is one."""
     if validation is None:
         return None
+    step, world = saver.step, saver.world
     with step.averaged():
         if world.sharded:  # every process has a part of the model, so all compute the loss
             loss = validation.loss(step.objective.eval(), world.device)
             step.objective.train()
             world.reshard(step.objective)
             return ValidationResult(loss, {}, [])
-        result = validation(model, bfloat16=step.bfloat16) if world.main else None
+        result = validation(saver.model, bfloat16=step.bfloat16) if world.main else None
         return world.broadcast(result)
 
 
@@ -309,89 +320,62 @@ def _record(
     result: ValidationResult | None, run: RunState, saver: "_Checkpoints", sink: Sink, weights: str = ""
 ) -> None:
     """Keep the weights if their validation is the best so far, or without validation."""
-    if result is None:
-        saver.keep_model()
-        saver.keep_validated(run)
-        saver.keep_for_average(run, float(run.step))
-        return
-    by = saver.config.train.best_by
-    value = result.scores.get(by, -result.loss)
-    best = run.best is None or value > run.best
-    run.best, run.validations_without_gain = (value, 0) if best else (run.best, run.validations_without_gain + 1)
+    value = float(run.step) if result is None else result.scores.get(saver.config.train.best_by, -result.loss)
+    best = result is None or run.best is None or value > run.best
     if best:
-        saver.keep_model()
+        saver.write_model(saver.folder)
     if not weights:
         saver.keep_validated(run)
         saver.keep_for_average(run, value)
+    if result is None:
+        return
+    run.best, run.validations_without_gain = (value, 0) if best else (run.best, run.validations_without_gain + 1)
     weights = weights or ("running average" if saver.step.average else "weights")
     sink(Validated(run.step, run.epoch, result.loss, result.perplexity, result.scores, best, result.samples, weights))
 
 
-def _finish(
-    model: Model,
-    step: Step,
-    validation: Validation | None,
-    run: RunState,
-    saver: "_Checkpoints",
-    sink: Sink,
-    world: World,
-) -> None:
+def _finish(saver: "_Checkpoints", validation: Validation | None, run: RunState, sink: Sink) -> None:
     """Validate the mean of the validated states, which becomes the model if it is better."""
     mean = saver.mean_of_states(run)
-    if mean is None or world.sharded:
+    if mean is None or saver.world.sharded:
         return
-    current = {name: p.detach().clone() for name, p in model.named_parameters()}
-    step.average = []
-    set_weights(model, mean, "the mean of the states")
-    result = _validate(model, step, validation, world)
-    if result is None:
-        saver.keep_model()
-    else:
-        _record(result, run, saver, sink, f"mean of {len(run.averaged)} states")
-    set_weights(model, current, "the last state")
+    current = {name: p.detach().clone() for name, p in saver.model.named_parameters()}
+    saver.step.average = []
+    set_weights(saver.model, mean, "the mean of the states")
+    _record(_validate(saver, validation), run, saver, sink, f"mean of {len(run.averaged)} states")
+    set_weights(saver.model, current, "the last state")
 
 
+@dataclass
 class _Checkpoints:
     """Saves and loads a run. Only the main process writes."""
 
-    def __init__(
-        self,
-        model: Model,
-        step: Step,
-        config: Config,
-        folder: Path,
-        world: World,
-        tokenizer: Tokenizer | None,
-        trained_source_length: int | None,
-    ) -> None:
-        self.model, self.step, self.config, self.folder = model, step, config, folder
-        self.world, self.tokenizer, self.trained_source_length = world, tokenizer, trained_source_length
-        self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    model: Model
+    step: Step
+    config: Config
+    folder: Path
+    world: World
+    tokenizer: Tokenizer
+    trained_source_length: int | None
+
+    def __post_init__(self) -> None:
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
 
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of the weights to keep: their running average, if there is one."""
         with self.step.averaged():
             return {name: full_tensor(p.detach()).to("cpu", copy=True) for p, name in self.names.items()}
 
-    def keep_model(self) -> None:
-        """Write the weights as the model of the run."""
-        self._write(self.folder)
+    def write_model(self, folder: Path) -> None:
+        """Write the weights as a model; that of the run is in its own folder."""
+        weights, length = self.weights(), self.trained_source_length
+        if self.world.main:
+            save_weights(weights, self.model.config, folder, self.tokenizer, trained_source_length=length)
 
     def keep_validated(self, run: RunState) -> None:
         """Write the weights as a separate model, with `train.keep_tested`."""
         if self.config.train.keep_tested:
-            self._write(self.folder / "tested" / f"step-{run.step:08}")
-
-    def _write(self, folder: Path) -> None:
-        weights = self.weights()
-        if self.world.main:
-            save_weights(
-                weights,
-                self.model.config,
-                folder,
-                self.tokenizer,
-                trained_source_length=self.trained_source_length,
-            )
+            self.write_model(self.folder / "tested" / f"step-{run.step:08}")
 
     def keep_for_average(self, run: RunState, value: float) -> None:
         """Keep the validated state if it belongs to those to average, and delete the state it replaces."""
@@ -425,23 +409,18 @@ class _Checkpoints:
     def save(self, run: RunState) -> Path:
         """Write a checkpoint."""
         state = {f"weights.{name}": p.detach() for p, name in self.names.items()}
-        state |= {
-            f"optimizer.{name}": value for name, value in optimizer_state(self.step.optimizers, self.names).items()
-        }
+        state |= {f"optimizer.{name}": v for name, v in optimizer_state(self.step.optimizers, self.names).items()}
         state |= {f"average.{name}": v for name, v in zip(self.names.values(), self.step.average, strict=False)}
         state["sums"] = self.world.sum(self.step.sums.clone())
-        about = asdict(run) | {"place": list(run.place), "config": self.config.model_dump(mode="json")}
-        folder, kept = self.folder / "checkpoints", self.folder / "checkpoints" / f"step-{run.step:08}"
-        if self.world.sharded:
-            with writing_state(folder):
-                draft = begin_state(folder, run.step) if self.world.main else None
+        folder = self.folder / "checkpoints" / f"step-{run.step:08}"
+        with new_state(folder, asdict(run)) if self.world.main else contextlib.nullcontext() as draft:
+            if self.world.sharded:
                 self.world.save_parts(state, self.world.broadcast(draft))
-                if self.world.main:
-                    finish_state(folder, run.step, about)
-        elif self.world.main:
-            save_state(folder, run.step, state, about)
+            elif draft:
+                tensors = {name: value.contiguous().cpu() for name, value in state.items()}
+                write_files(draft, {"state.safetensors": save(tensors)})
         self.world.barrier()
-        return kept
+        return folder
 
     def load(self) -> RunState:
         """Load the last checkpoint."""
@@ -455,27 +434,19 @@ class _Checkpoints:
             return parameters.get(rest.rpartition(".")[0] if kind == "optimizer" else rest)
 
         state, about = load_state(path, like)
-        parts: dict[str, dict[str, Tensor]] = {"weights": {}, "optimizer": {}, "average": {}, "sums": {}}
-        for name, value in state.items():
-            kind, _, rest = name.partition(".")
-            parts[kind][rest] = value
-        missing = set(self.names.values()) ^ set(parts["weights"])
+        missing = {f"weights.{name}" for name in parameters} ^ {name for name in state if name.startswith("weights.")}
         if missing:
             raise CheckpointError(f"{path}: {min(missing)!r} does not match the model of the run.", value=path)
         with torch.no_grad():
-            for parameter, name in self.names.items():
-                parameter.copy_(shard_like(parts["weights"][name], parameter))
-            for mean, name in zip(self.step.average, self.names.values(), strict=False):
-                mean.copy_(shard_like(parts["average"][name], mean))
+            for name, parameter in parameters.items():
+                parameter.copy_(shard_like(state[f"weights.{name}"], parameter))
+            for name, mean in zip(parameters, self.step.average, strict=False):
+                mean.copy_(shard_like(state[f"average.{name}"], mean))
             if self.world.main:  # the sum over all processes, counted once
-                self.step.sums.copy_(parts["sums"][""])
-        load_optimizer_state(self.step.optimizers, self.names, parts["optimizer"])
-        averaged = [(value, step) for value, step in about["averaged"]]
-        numbers: dict[str, Any] = {
-            name: about[name]
-            for name in ("step", "epoch", "tokens", "best", "validations_without_gain", "losses", "validation_due")
-        }
-        return RunState(place=Place(*about["place"]), averaged=averaged, **numbers)
+                self.step.sums.copy_(state["sums"])
+        moments = {name.removeprefix("optimizer."): v for name, v in state.items() if name.startswith("optimizer.")}
+        load_optimizer_state(self.step.optimizers, self.names, moments)
+        return TypeAdapter(RunState).validate_python(about)
 
 
 @contextlib.contextmanager
@@ -488,12 +459,10 @@ def _stop_signals() -> Iterator[list[int]]:
         received.append(number)
         signal.signal(number, before[number])
 
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    try:
-        before: dict[int, Any] = {number: signal.signal(number, handle) for number in numbers}
-    except ValueError:  # only the main thread can handle signals
-        yield received
-        return
+    before: dict[int, Any] = {}
+    with contextlib.suppress(ValueError):  # only the main thread can handle signals
+        for stop in (signal.SIGTERM, signal.SIGINT):
+            before[stop] = signal.signal(stop, handle)
     try:
         yield received
     finally:

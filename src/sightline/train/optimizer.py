@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from sightline.config import TrainConfig
 from sightline.train.distributed import full_tensor, local_tensor, shard_like
 
-Optimizers = list[torch.optim.Optimizer]
 
-
-def make_optimizers(model: nn.Module, config: TrainConfig, rate: Tensor) -> Optimizers:
+def make_optimizers(model: nn.Module, config: TrainConfig, rate: Tensor) -> list[torch.optim.Optimizer]:
     """Return the optimizers of a model. `rate` is the learning rate, a tensor that the training step writes into."""
     named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     excluded = ("embedding", "classifier")
@@ -27,14 +25,10 @@ def make_optimizers(model: nn.Module, config: TrainConfig, rate: Tensor) -> Opti
     adam = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     options: dict[str, Any] = {"lr": rate, "betas": config.betas, "eps": config.epsilon, "fused": True}
     options["capturable"] = rate.is_cuda
+    rest = {"params": others, "weight_decay": 0.0}
     if config.optimizer == "muon":
-        muon = Muon(matrices, rate, weight_decay=config.weight_decay)
-        return [muon, adam([{"params": others, "weight_decay": 0.0}], **options)]
-    groups = [
-        {"params": list(matrices.values()), "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    return [adam(groups, **options)]
+        return [Muon(matrices, rate, weight_decay=config.weight_decay), adam([rest], **options)]
+    return [adam([{"params": list(matrices.values()), "weight_decay": config.weight_decay}, rest], **options)]
 
 
 class Muon(torch.optim.Optimizer):
@@ -106,15 +100,10 @@ def load_optimizer_state(
 ) -> None:
     """Load the state that `optimizer_state` returned."""
     parameters = {name: parameter for parameter, name in names.items()}
-    loaded: dict[Tensor, dict[str, Tensor]] = {}
+    owners = {w: optimizer for optimizer in optimizers for group in optimizer.param_groups for w in group["params"]}
     for name, value in state.items():
         parameter, _, entry = name.rpartition(".")
         weight = parameters[parameter]
+        part = shard_like(value, weight) if value.dim() else value
         # Adam's step counter is on the CPU, unless the update is recorded on a GPU.
-        part = value if value.dim() == 0 and not weight.is_cuda else shard_like(value, weight) if value.dim() else value
-        loaded.setdefault(weight, {})[entry] = (part.to(weight.device) if weight.is_cuda else part).clone()
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for weight in group["params"]:
-                if weight in loaded:
-                    optimizer.state[weight] = loaded[weight]
+        owners[weight].state[weight][entry] = (part.to(weight.device) if weight.is_cuda else part).clone()

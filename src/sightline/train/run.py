@@ -6,10 +6,12 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,12 +25,13 @@ from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.files import cache_folder, read_json_object, write_files
 from sightline.model.transformer import Model, build
 from sightline.model_folder import ModelFolder, load_tokenizer
+from sightline.options import load_options, option_fields
 from sightline.text.dialogue import ROLE_TOKENS
 from sightline.text.split import split
 from sightline.text.tokenizer import Tokenizer, suggest_vocab_size
 from sightline.train.batch_size import find_batch_tokens
 from sightline.train.distributed import World
-from sightline.train.events import Sink, Warned
+from sightline.train.events import Sink
 from sightline.train.loop import RunState, remove_run, train
 from sightline.train.state import last_state
 from sightline.train.validate import ScoreFunction, Validation
@@ -41,6 +44,7 @@ REPORT_SECONDS = 10
 """Seconds between two reports of tokenising."""
 FORMAT = 2
 """Version of run.json. Version 0.1 of Sightline wrote none."""
+NEW_RUN = "Start a new run; `init_from` starts it from this model."
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 """Options of a model that only affect training."""
 
@@ -59,9 +63,8 @@ class TextFiles(NamedTuple):
         kinds = {"pairs": self.parallel or self.pairs, "text": self.texts, "dialogue": self.dialogues}
         first, *others = [kind for kind, files in kinds.items() if files] or [""]
         if others:
-            raise InputError.of(
-                others[0], None, f"cannot be combined with {first}: they train different models. Leave out one of them."
-            )
+            problem = f"cannot be combined with {first}: they train different models. Leave out one of them."
+            raise InputError.of(others[0], None, problem)
         found: list[Weighted[Any]] = [Weighted(Parallel(Path(s), Path(t)), w) for s, t, w in self.parallel]
         found += [Weighted(Table(Path(path)), weight) for path, weight in self.pairs]
         found += [Weighted(Text(Path(path)), weight) for path, weight in self.texts]
@@ -93,18 +96,12 @@ def train_files(
     if options.resume:
         options, config = _load_options(options)
     elif last_state(folder / "checkpoints") is not None or (folder / "model.safetensors").exists():
-        raise InputError.of(
-            "out",
-            folder,
-            f"already contains a model: {folder}. Continue its run with `resume`, or choose another folder.",
-        )
+        problem = f"already contains a model: {folder}. Continue its run with `resume`, or choose another folder."
+        raise InputError.of("out", folder, problem)
     corpora = options.train.corpora()
     if not corpora:
-        raise InputError.of(
-            "pairs",
-            None,
-            "is missing: no training text. Name files by `source` and `target`, `pairs`, `text` or `dialogue`.",
-        )
+        problem = "is missing: no training text. Name files by `source` and `target`, `pairs`, `text` or `dialogue`."
+        raise InputError.of("pairs", None, problem)
     has_checkpoint = last_state(folder / "checkpoints") is not None
     init_from = None if options.init_from is None or has_checkpoint else ModelFolder(options.init_from)
     old = None if init_from is None else (init_from.load_model(), init_from.load_tokenizer())
@@ -116,7 +113,11 @@ def train_files(
         sink, log = _ignore, _ignore
         config = world.broadcast(None)  # the main process prepares everything first
     tokenizer = load_tokenizer(folder) if options.resume or not world.main else _vocabulary(config, corpora, old, log)
-    config = _with_vocabulary_size(config, tokenizer)
+    source_size = None if tokenizer.joint else tokenizer.source.size
+    config = _changed(config, "model", vocab_size=tokenizer.size, source_vocab_size=source_size)
+    if config.train.batch_tokens == "auto":  # measured once, so that a resumed run uses the same
+        config = _changed(config, "train", batch_tokens=find_batch_tokens(config, world.device))
+        log(f"batch size by memory: {config.train.batch_tokens:,} tokens")
     stores = _stores(config, corpora, tokenizer, cache, log)
     validation, only = _validation(config, options.valid, stores[0], tokenizer, cache, score, log)
     text = _fingerprint(stores, validation)
@@ -124,25 +125,20 @@ def train_files(
         if options.resume:
             _check_fingerprint(folder, text)
         else:  # the input is valid
-            config = _fix_batch_tokens(config, world, log)
             remove_run(folder)
             _save_options(folder, options, config, tokenizer, text)
         world.broadcast(config)
-        if not has_checkpoint:
-            _warn_of_leaks(stores[0], sink)
 
     torch.manual_seed(config.train.seed)
     model: Model = build(config.model)
     if old is not None:
         model.load_state_dict(replace_vocabulary(old[0], old[1], tokenizer).state_dict())
-    batch_tokens = config.train.batch_tokens
-    assert batch_tokens != "auto"  # noqa: S101 - already measured
     rows = config.train.rows
     if rows == "auto":
         rows = "shared" if world.device.type == "cuda" else "padded"
-    masked = _masked_vocabulary(config)
+    batch_tokens, masked = int(config.train.batch_tokens), _masked_vocabulary(config)
     feed = Feed(stores, batch_tokens=batch_tokens, seed=config.train.seed, rows=rows, masked=masked, only=only)
-    try:
+    with closing(world):
         return train(
             model,
             feed,
@@ -155,17 +151,11 @@ def train_files(
             world=world,
             resume=options.resume,
         )
-    finally:
-        world.close()
 
 
-def _fix_batch_tokens(config: Config, world: World, log: Log) -> Config:
-    """Replace an automatic batch size by the measured one, so that a resumed run uses the same."""
-    if config.train.batch_tokens != "auto":
-        return config
-    batch_tokens = find_batch_tokens(config, world.device)
-    log(f"batch size by memory: {batch_tokens:,} tokens")
-    return config.model_copy(update={"train": config.train.model_copy(update={"batch_tokens": batch_tokens})})
+def _changed(config: Config, group: Literal["model", "train"], **values: Any) -> Config:
+    """Return the configuration with other values in one group."""
+    return config.model_copy(update={group: getattr(config, group).model_copy(update=values)})
 
 
 def choose_preset(corpora: Sequence[Weighted[Any]], pairs: int) -> str:
@@ -194,37 +184,25 @@ def _configure(options: RunOptions, corpora: Sequence[Weighted[Any]], log: Log, 
 def _model_options(model: ModelConfig, options: RunOptions) -> ModelConfig:
     """Return the options of a model that is trained further. Only dropout may change; a preset sets the recipe
     alone."""
-    given = load(None, options.config, options.set).model.model_dump(exclude_unset=True)
-    dropped = {name: given.pop(name) for name in DROPOUTS if name in given}
-    for name, value in _differing(given, model.model_dump(), "model"):
-        raise InputError.of(
-            name, value, "cannot be changed in a model that is trained further (`init_from`). Leave it out."
-        )
-    return model.model_copy(update=dropped)
-
-
-def _differing(given: dict[str, Any], known: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the options that differ from the known ones, with their values."""
-    for name, value in given.items():
-        if isinstance(value, dict) and isinstance(known[name], dict):
-            yield from _differing(value, known[name], f"{path}.{name}")
-        elif value != known[name]:
-            yield f"{path}.{name}", value
+    known = {"model": model.model_dump()}
+    wanted = load_options(Config, known, file=options.config, sets=options.set).model
+    for name, _ in option_fields(ModelConfig):
+        value = attrgetter(name)(wanted)
+        if name not in DROPOUTS and value != attrgetter(name)(model):
+            problem = "cannot be changed in a model that is trained further (`init_from`). Leave it out."
+            raise InputError.of(f"model.{name}", value, problem)
+    return wanted
 
 
 def check_options(config: Config, *, pairs: bool) -> None:
     """Raise if a model with these options cannot be trained on pairs, or on other text."""
-    needed = "encoder-decoder" if pairs else "decoder-only or encoder-only"
-    if config.model.architecture not in needed:
-        raise InputError.of(
-            "model.architecture",
-            config.model.architecture,
-            f"is {config.model.architecture}; this text needs {needed}. Choose another preset.",
-        )
+    found, needed = config.model.architecture, "encoder-decoder" if pairs else "decoder-only or encoder-only"
+    if found not in needed:
+        problem = f"is {found}; this text needs {needed}. Choose another preset."
+        raise InputError.of("model.architecture", found, problem)
     if not config.model.source_end:
-        raise ConfigError.of(
-            "model.source_end", False, "must be true for training: training sources end in the end token."
-        )
+        problem = "must be true for training: training sources end in the end token."
+        raise ConfigError.of("model.source_end", False, problem)
 
 
 def _sentences(corpus: Corpus | Text | Dialogue) -> Iterator[tuple[str, ...]]:
@@ -254,13 +232,6 @@ def _vocabulary(
     return tokenizer
 
 
-def _with_vocabulary_size(config: Config, tokenizer: Tokenizer) -> Config:
-    """Set the vocabulary size of the model by the tokenizer."""
-    source = None if tokenizer.joint else tokenizer.source.size
-    model = config.model.model_copy(update={"vocab_size": tokenizer.size, "source_vocab_size": source})
-    return config.model_copy(update={"model": model})
-
-
 def _stores(
     config: Config, corpora: Sequence[Weighted[Any]], tokenizer: Tokenizer, cache: Path, log: Log
 ) -> list[Store]:
@@ -273,9 +244,8 @@ def _stores(
         return stores
     length = min(data.max_length, config.model.positions.max_length - 1)
     cleaning = Cleaning(length, data.max_ratio)
-    readings = range(data.readings if data.bpe_dropout else 1)
     stores = []
-    for reading in readings:
+    for reading in range(data.readings if data.bpe_dropout else 1):
         progress = _report_progress(log)
         stores.append(prepare(corpora, tokenizer, cache, cleaning, progress, dropout=data.bpe_dropout, reading=reading))
         if reading == 0:
@@ -317,7 +287,7 @@ def _validation(
     make = partial(
         Validation,
         tokenizer=tokenizer,
-        batch_tokens=config.train.batch_tokens if isinstance(config.train.batch_tokens, int) else 4096,
+        batch_tokens=int(config.train.batch_tokens),
         masked=_masked_vocabulary(config),
         score=score,
         beams=config.train.beam,
@@ -351,21 +321,6 @@ def _hold_out(store: Store, seed: int) -> tuple[NDArray[np.int64], NDArray[np.in
     return np.sort(order[:count]), np.sort(order[count:])
 
 
-def _warn_of_leaks(store: Store, sink: Sink) -> None:
-    """Warn if sources contain their targets: the model would only learn to copy."""
-    if store.source is None:
-        return
-    leaks = checked = 0
-    for i in islice(range(0, len(store), max(1, len(store) // 1000)), 1000):
-        source, target = store.source[i].astype("<u4").tobytes(), store.target[i].astype("<u4").tobytes()
-        if len(target) >= 5 * 4:
-            checked += 1
-            leaks += target in source
-    if checked >= 20 and leaks > 0.2 * checked:
-        warning = f"in {leaks} of {checked} pairs the source contains the target, so the model will learn to copy"
-        sink(Warned(0, f"{warning}. Check the columns of the file."))
-
-
 def _fingerprint(stores: Sequence[Store], validation: Validation | None) -> list[list[Any]]:
     """Identify training and validation text by content: files may move before the run is resumed."""
     validated = [] if validation is None else [validation.store]
@@ -375,11 +330,8 @@ def _fingerprint(stores: Sequence[Store], validation: Validation | None) -> list
 def _check_fingerprint(folder: Path, text: list[list[Any]]) -> None:
     known = read_json_object(folder / "run.json").get("text", text)
     if known != text:
-        raise InputError(
-            f"{folder}: the training data has changed since this run started, so it cannot be resumed. Start a new "
-            "run; `init_from` starts it from this model.",
-            value=folder,
-        )
+        problem = f"the training data has changed since this run started, so it cannot be resumed. {NEW_RUN}"
+        raise InputError(f"{folder}: {problem}", value=folder)
 
 
 def _save_options(
@@ -412,30 +364,23 @@ def _trained_source_length(store: Store, tokenizer: Tokenizer) -> int | None:
 def _load_options(options: RunOptions) -> tuple[RunOptions, Config]:
     """Return the options of a run to resume. New ones may only name moved files, the device and the cache."""
     path = options.out / "run.json"
+    if not path.exists():
+        raise CheckpointError.of("resume", True, f"needs a run, and {options.out} has none. Leave it out to start one.")
+    about = read_json_object(path)
+    if about.get("format") != FORMAT:
+        problem = f"this run is of another version of Sightline and cannot be resumed. {NEW_RUN}"
+        raise CheckpointError(f"{path}: {problem}", value=about.get("format"))
     try:
-        about = json.loads(path.read_text("utf-8"))
-        if isinstance(about, dict) and about.get("format") != FORMAT:
-            raise CheckpointError(
-                f"{path}: this run is of another version of Sightline and cannot be resumed. Start a new run; "
-                "`init_from` starts it from this model.",
-                value=about.get("format"),
-            )
         config = Config(**about["config"])
-        inputs = {name: TextFiles(**about[name]) for name in ("train", "valid")}
-    except OSError:
-        raise CheckpointError.of(
-            "resume", True, f"needs a run, and {options.out} has none. Leave it out to start one."
-        ) from None
-    except (ValueError, KeyError, TypeError):
+        texts = {name: TextFiles(**about[name]) for name in ("train", "valid")}
+    except (KeyError, TypeError):
         raise CheckpointError(f"{path}: not the options of a run.", value=path) from None
     for name in ("preset", "config", "set", "init_from"):
         if value := getattr(options, name):
-            raise InputError.of(
-                name, value, "cannot be set for a resumed run, which keeps its configuration. Leave it out."
-            )
-    training = options.train if options.train.corpora() else inputs["train"]
-    validation = options.valid if options.valid.corpora() else inputs["valid"]
-    return options._replace(train=training, valid=validation, init_from=about["init_from"]), config
+            problem = "cannot be set for a resumed run, which keeps its configuration. Leave it out."
+            raise InputError.of(name, value, problem)
+    kept: dict[str, Any] = {name: files for name, files in texts.items() if not getattr(options, name).corpora()}
+    return options._replace(**kept, init_from=about["init_from"]), config
 
 
 def _ignore(_: Any) -> None:

@@ -2,10 +2,6 @@
 
 import math
 
-from sightline.errors import ConfigError
-
-SCHEDULES = ("noam", "inverse-sqrt", "cosine", "linear", "constant")
-
 
 def learning_rate(schedule: str, step: int, *, peak: float, warmup: int, total: int, d_model: int = 512) -> float:
     """Return the learning rate of a step. All schedules but noam rise linearly to `peak` at the end of the warm-up.
@@ -19,12 +15,10 @@ def learning_rate(schedule: str, step: int, *, peak: float, warmup: int, total: 
     if step < warmup:
         return peak * step / warmup
     left = min(1.0, max(0.0, (total - step) / max(1, total - warmup)))
-    if schedule == "inverse-sqrt":
-        return peak * math.sqrt(max(warmup, 1) / step)
-    if schedule == "cosine":
-        return peak * (1 - math.cos(math.pi * left)) / 2
-    if schedule == "linear":
-        return peak * left
-    if schedule == "constant":
-        return peak
-    raise ConfigError.of("schedule", schedule, f"is unknown: {schedule!r}. Choose one of {', '.join(SCHEDULES)}.")
+    decay = {
+        "inverse-sqrt": math.sqrt(max(warmup, 1) / step),
+        "cosine": (1 - math.cos(math.pi * left)) / 2,
+        "linear": left,
+        "constant": 1.0,
+    }
+    return peak * decay[schedule]

@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -11,9 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from sightline.errors import CheckpointError
-from sightline.files import optional_import, write_files
-from sightline.train.events import Event, Finished, Progress, Saved, Sink, Started, Validated, Warned
+from sightline.files import not_written, optional_import, write_files
+from sightline.train.events import Event, Finished, Progress, Sink, Started, Validated, Warned
 
 
 def tee(sinks: list[Sink]) -> Sink:
@@ -32,7 +32,6 @@ class Metrics:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._pending: list[str] = []
         self._kept: set[str] = set()
         self._file: IO[str] | None = None
 
@@ -40,10 +39,13 @@ class Metrics:
         try:
             if isinstance(event, Started):
                 self._begin(event.step)
-            elif isinstance(event, Progress | Validated | Warned):
-                self._write(_line(as_json(event)))
+            elif self._file and isinstance(event, Progress | Validated | Warned):
+                line = _line(as_json(event))
+                if line not in self._kept:  # the resumed run repeats the events at the step of the checkpoint
+                    self._file.write(line)
+                    self._file.flush()
         except OSError as error:
-            raise CheckpointError(f"{self.path}: cannot be written: {error.strerror}.", value=self.path) from None
+            raise not_written(self.path, error) from None
 
     def close(self) -> None:
         """Close the file."""
@@ -54,15 +56,6 @@ class Metrics:
         kept = [_line(line) for line in read_metrics(self.path) if line["step"] <= step] if step else []
         write_files(self.path.parent, {self.path.name: "".join(kept).encode()})
         self._kept, self._file = set(kept), self.path.open("a", encoding="utf-8")
-        for line in self._pending:
-            self._write(line)
-
-    def _write(self, line: str) -> None:
-        if self._file is None:
-            self._pending.append(line)
-        elif line not in self._kept:  # the resumed run repeats the events at the step of the checkpoint
-            self._file.write(line)
-            self._file.flush()
 
 
 def as_json(event: Event) -> dict[str, Any]:
@@ -96,13 +89,11 @@ class TensorBoard:
 
     def __init__(self, folder: Path) -> None:
         optional_import("tensorboard", package="tensorboard")
-        self._make: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter
-        self._folder = str(folder)
-        self._writer: Any = None
+        self._make = partial(importlib.import_module("torch.utils.tensorboard").SummaryWriter, str(folder))
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Started):
-            self._writer = self._make(self._folder, purge_step=event.step + 1 if event.step else None)
+            self._writer = self._make(purge_step=event.step + 1 if event.step else None)
         elif isinstance(event, Progress):
             for name in ("loss", "perplexity", "learning_rate", "gradient_norm", "tokens_per_second"):
                 self._writer.add_scalar(f"train/{name}", getattr(event, name), event.step)
@@ -181,8 +172,6 @@ def describe(event: Event, steps: int) -> Iterator[str]:
         )
         for source, reference, text in event.samples:
             yield f"    {_cut(source)}\n    = {_cut(reference)}\n    > {_cut(text)}"
-    elif isinstance(event, Saved):
-        return
     elif isinstance(event, Warned):
         yield f"WARNING: {event.text}"
     elif isinstance(event, Finished):

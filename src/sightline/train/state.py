@@ -13,62 +13,33 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor
 
 from sightline.errors import CheckpointError
-from sightline.files import read_json_object, sync_folder, write_files
+from sightline.files import draft_folder, not_written, read_json_object, sync_folder, write_files
 
 FORMAT = 2
 """The version of a state's layout; Sightline 0.1 wrote version 1."""
 
 
-def save_state(folder: Path, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
-    """Write the state of a training run. Older states are removed once it is complete."""
-    with writing_state(folder):
-        draft = begin_state(folder, step)
-        write_files(draft, {"state.safetensors": save({n: v.detach().contiguous().cpu() for n, v in tensors.items()})})
-        return finish_state(folder, step, about)
-
-
 @contextlib.contextmanager
-def writing_state(folder: Path) -> Iterator[None]:
-    """Remove incomplete states and raise a CheckpointError if the block fails to write."""
+def new_state(folder: Path, about: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield an empty folder for the tensors of a state. After the block it becomes the state `folder`, and older states
+    are removed."""
     try:
-        yield
-    except (OSError, CheckpointError) as error:
-        for draft in folder.glob(".step-*.partial"):
-            shutil.rmtree(draft, ignore_errors=True)
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{folder}: cannot be written: {error.strerror}.", value=folder) from None
-
-
-def begin_state(folder: Path, step: int) -> Path:
-    """Create an empty folder for the tensors of a state."""
-    draft = _draft(folder, step)
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    return draft
-
-
-def finish_state(folder: Path, step: int, about: Mapping[str, Any]) -> Path:
-    """Make the folder with all tensors the state of the run, and remove older states."""
-    draft, kept = _draft(folder, step), folder / f"step-{step:08}"
-    write_files(draft, {"state.json": json.dumps({"format": FORMAT, **about}, indent=2).encode() + b"\n"})
-    for path in draft.iterdir():
-        sync_folder(path)
-    shutil.rmtree(kept, ignore_errors=True)  # an equal state of the same step
-    draft.replace(kept)
-    sync_folder(folder)
-    for old in _states(folder):
-        if old != kept:
+        with draft_folder(folder) as draft:
+            yield draft
+            write_files(draft, {"state.json": json.dumps({"format": FORMAT, **about}, indent=2).encode() + b"\n"})
+            for path in draft.iterdir():
+                sync_folder(path)
+            shutil.rmtree(folder, ignore_errors=True)  # an equal state of the same step
+    except OSError as error:
+        raise not_written(folder, error) from None
+    sync_folder(folder.parent)
+    for old in _states(folder.parent):
+        if old != folder:
             shutil.rmtree(old, ignore_errors=True)
-    return kept
-
-
-def _draft(folder: Path, step: int) -> Path:
-    return folder / f".step-{step:08}.partial"
 
 
 def last_state(folder: Path) -> Path | None:

@@ -75,6 +75,7 @@ class Step:
             for unit in model.compile_units():
                 unit.compile()
         self.objective = wrap(Objective(model, config.smoothing, config.r_drop, compiled), model.compile_units())
+        self.no_sync = getattr(self.objective, "no_sync", contextlib.nullcontext)  # for gradients to accumulate
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.rate = torch.zeros((), device=device)
         self.optimizers = make_optimizers(model, config, self.rate)
@@ -83,6 +84,7 @@ class Step:
         self.scale = torch.zeros((), device=device)
         self.sums = torch.zeros(len(Sums._fields), device=device)
         self.graphs = _Graphs(device) if graphs else None
+        self.stream: Callable[[], Any] = self.graphs.on_stream if self.graphs else contextlib.nullcontext
         # If an update is a single batch, its gradients exist only inside one recording. Otherwise every recording adds
         # to gradients at fixed addresses.
         self.single_batch = graphs and processes == config.accumulate == 1
@@ -97,11 +99,11 @@ class Step:
         self.scale.fill_(self.processes / max(update.tokens, 1))
         if self.config.ema:
             self.average_rate.fill_(1 - min(self.config.ema, step / (step + 10)))
-        with self._stream():
+        with self.stream():
             for position, (number, batch) in enumerate(update.batches):
                 torch.manual_seed(seed_of(self.config.seed, step, number))
                 last = position == len(update.batches) - 1
-                with contextlib.nullcontext() if last else self._unsynchronised():
+                with contextlib.nullcontext() if last else self.no_sync():
                     self._run(self._update if self.single_batch else self._accumulate, batch)
             self.sums[2] += update.tokens / self.processes
             if not self.single_batch:
@@ -137,7 +139,7 @@ class Step:
 
     def take(self, world: World) -> Sums:
         """Return the sums since the last call, over all processes, and reset them. Waits for the device."""
-        with self._stream():
+        with self.stream():
             sums = world.sum(self.sums.clone()).tolist()
             self.sums.zero_()
         return Sums(*sums)._replace(gradient_norm=sums[3] / world.size, updates=sums[4] / world.size)
@@ -157,14 +159,6 @@ class Step:
             work(batch.to(self.device) if batch is not None else None)
         else:
             self.graphs.run(work, batch)
-
-    def _stream(self) -> Any:
-        return contextlib.nullcontext() if self.graphs is None else self.graphs.on_stream()
-
-    def _unsynchronised(self) -> Any:
-        """Skip the synchronisation of gradients that are only accumulated."""
-        no_sync = getattr(self.objective, "no_sync", None)
-        return no_sync() if no_sync is not None else contextlib.nullcontext()
 
 
 @torch.no_grad()

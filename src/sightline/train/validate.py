@@ -51,9 +51,7 @@ class Validation:
     ) -> None:
         """`pairs`: texts to translate, with references; `score` scores the translations. `masked`: vocabulary size, for
         a model that predicts masked words. `only`: indices of the pairs of the store to use."""
-        longest = int(store.target.lengths.max()) + 1
-        if store.source is not None:
-            longest = max(longest, int(store.source.lengths.max()) + 1)
+        longest = 1 + max(int(side.lengths.max()) for side in (store.source, store.target) if side is not None)
         self.store = store
         self.feed = Feed([store], batch_tokens=max(batch_tokens, longest), seed=0, masked=masked, only=only)
         self.tokenizer, self.score, self.pairs, self.beams = tokenizer, score, pairs, beams

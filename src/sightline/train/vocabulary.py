@@ -14,12 +14,8 @@ def replace_vocabulary(model: Model, old: Tokenizer, new: Tokenizer) -> Model:
     if old.files == new.files:
         return model
     if old.source is not old:
-        raise InputError.of(
-            "init_from",
-            None,
-            "is a model with two vocabularies, and these cannot be replaced. Leave out `data.vocab_size` "
-            "and `data.tokenizer`.",
-        )
+        problem = "is a model with two vocabularies, and these cannot be replaced."
+        raise InputError.of("init_from", None, f"{problem} Leave out `data.vocab_size` and `data.tokenizer`.")
     changed = build(model.config.model_copy(update={"vocab_size": new.size, "source_vocab_size": None}))
     known = {piece: i for i, piece in enumerate(old.all_pieces())}
     rows = []
