@@ -228,14 +228,7 @@ class Beams(HypothesisState):
     along: ClassVar[set[str]] = {*HypothesisState.along, "endings", "ending_log_probs"}
     scalars: ClassVar[tuple[str, ...]] = ("length", "length_penalty", "diversity", "max_finished", "nbest")
 
-    def __init__(
-        self,
-        requests: Sequence[Request],
-        options: SearchConfig,
-        source: Bool[Tensor, "sentences source"],
-    ) -> None:
-        """`source`: which cells of the sources are tokens."""
-        device = source.device
+    def __init__(self, requests: Sequence[Request], options: SearchConfig, device: torch.device) -> None:
         super().__init__(requests, options, device)
         self.width = options.beams // options.groups
         pools, longest = len(requests) * options.groups, self.longest
@@ -252,9 +245,12 @@ class Beams(HypothesisState):
         self.is_done: Bool[Tensor, " pools"] = torch.zeros(pools, dtype=torch.bool, device=device)
         self.decision_margin: Float[Tensor, " pools"] = torch.full((pools,), math.inf, device=device)
         """The smallest gap by which any decision was made."""
-        self.source = source if options.coverage_penalty else source[:, :0]
-        self.covered: Float[Tensor, "rows source"] = torch.zeros(rows, self.source.shape[1], device=device)
-        """Attention that each source token has got, if it counts."""
+        lengths = torch.tensor([len(request.source) for request in requests], device=device)
+        columns = int(lengths.max()) if options.coverage_penalty else 0
+        self.source: Bool[Tensor, "sentences source"] = torch.arange(columns, device=device) < lengths[:, None]
+        """Which cells of the sources are tokens, if coverage counts."""
+        self.covered: Float[Tensor, "rows source"] = torch.zeros(rows, columns, device=device)
+        """Attention that each source token has got, if coverage counts."""
         self.length_penalty = torch.tensor(options.length_penalty, device=device)
         self.diversity = torch.tensor(options.diversity, device=device)
         self.max_finished = torch.tensor(options.max_finished(self.width), device=device)

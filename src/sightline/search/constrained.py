@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from sightline.config import SearchConfig
@@ -101,12 +101,12 @@ class Candidate(NamedTuple):
 class ConstrainedBeams(Beams):
     """The hypotheses of one request, which is searched alone."""
 
-    def __init__(self, request: Request, options: SearchConfig, source: Bool[Tensor, "1 source"]) -> None:
-        """`source`: which cells of the source are tokens."""
-        _check(options, request.constraints)
-        super().__init__([request], options, source)
-        self.forced = len(request.constraints.prefix)
-        self.required = Required(request.constraints.require)
+    def __init__(self, requests: Sequence[Request], options: SearchConfig, device: torch.device) -> None:
+        ((_, _, _, constraints),) = requests
+        _check(options, constraints)
+        super().__init__(requests, options, device)
+        self.forced = len(constraints.prefix)
+        self.required = Required(constraints.require)
         self.progress = {0: self.required.start}
         """Of the rows that grow."""
 

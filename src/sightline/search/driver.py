@@ -259,12 +259,8 @@ class Run:
         """Start the search of a batch: with recorded steps if possible; not for coverage, `require` and `forbid`."""
         requests, options, device = [self.requests[i] for i in batch], self.options, self.model.device
         inputs, constrained = inputs_of(requests, device), any(requests[0].constraints.require)
-        state: HypothesisState
-        if options.sample and not constrained:
-            state = Samples(requests, options, device)
-        else:
-            cells = source_cells(inputs, len(requests), device)
-            state = ConstrainedBeams(requests[0], options, cells) if constrained else Beams(requests, options, cells)
+        kind = ConstrainedBeams if constrained else Samples if options.sample else Beams
+        state = kind(requests, options, device)
         coverage = options.coverage_penalty > 0 and not options.sample
         recordable = not (coverage or constrained or any(state.forbid))
         with graph_pool(self.model) if recordable else contextlib.nullcontext() as pool:
@@ -272,12 +268,3 @@ class Run:
                 yield EagerSearch(self.model, inputs, state)
             else:
                 yield RecordedSearch(pool, self.model, inputs, state)
-
-
-def source_cells(inputs: Inputs, sentences: int, device: torch.device) -> Bool[Tensor, "sentences source"]:
-    """Return which cells of the sources are tokens."""
-    if inputs.source is None:
-        return torch.zeros(sentences, 0, dtype=torch.bool, device=device)
-    if isinstance(inputs.source_layout, Tensor):
-        return inputs.source_layout
-    return torch.ones_like(inputs.source, dtype=torch.bool)
