@@ -28,14 +28,9 @@ UNLIKELY = 2e-4
 class Samples(HypothesisState):
     """The samples of a batch of requests, `beams` neighbouring rows for each, all independent."""
 
-    blank: ClassVar[dict[str, float]] = {
-        **HypothesisState.blank,
-        "ended": True,
-        "decision_margin": math.inf,
-        "draws": 0.0,
-    }
+    blank: ClassVar[dict[str, float]] = {**HypothesisState.blank, "ended": True, "decision_margin": math.inf}
     along: ClassVar[set[str]] = {*HypothesisState.along, "draws"}
-    scalars: ClassVar[tuple[str, ...]] = ("length", "temperature", "top_k", "top_p", "min_p")
+    shared: ClassVar[set[str]] = {*HypothesisState.shared, "temperature", "top_k", "top_p", "min_p"}
 
     def __init__(self, requests: Sequence[Request], options: SearchConfig, device: torch.device) -> None:
         super().__init__(requests, options, device)
