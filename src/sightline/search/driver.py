@@ -10,7 +10,6 @@ import contextlib
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Int
@@ -23,7 +22,7 @@ from sightline.search.beam import Beams, HypothesisState
 from sightline.search.constrained import ConstrainedBeams, least_tokens
 from sightline.search.recorded import LEAVE, RecordedSearch, graph_pool, release
 from sightline.search.sampling import Samples
-from sightline.search.scoring import Scorer
+from sightline.search.scoring import last_cross_attention, next_scores
 from sightline.search.types import Hypothesis, Request, StepUpdate
 from sightline.special import PAD
 
@@ -142,48 +141,32 @@ def padded(
     return ids, torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None]
 
 
-class BatchSearch(Protocol):
-    """The search of one batch: every step computed anew, or recorded steps replayed."""
-
-    @property
-    def state(self) -> HypothesisState:
-        """The hypotheses as they are now; later steps may overwrite them."""
-
-    def advance(self) -> None:
-        """Add one token to every hypothesis."""
-
-    def done(self) -> Bool[Tensor, " sentences"]:
-        """Return which sentences are done."""
-
-    def should_shrink(self, left: int, total: int) -> bool:
-        """Return whether it pays to continue with the sentences that are left alone."""
-
-    def select(self, sentences: Int[Tensor, " kept"]) -> None:
-        """Continue with these sentences only."""
-
-
 class EagerSearch:
-    """A search that computes every step anew."""
+    """The search of one batch that computes every step anew. `RecordedSearch` has the same methods."""
 
     def __init__(self, model: Generative, inputs: Inputs, state: HypothesisState) -> None:
         given = 0 if inputs.target is None else inputs.target.shape[1]
         coverage = state.options.coverage_penalty > 0 and not state.options.sample
-        self.state = state
-        self.scorer = Scorer(model, inputs, beams=state.beams, capacity=given + state.longest, attention=coverage)
+        self.model, self.state, self.watched = model, state, last_cross_attention(model) if coverage else []
+        self.cache = model.start(inputs, beams=state.beams, capacity=given + state.longest)
 
     def advance(self) -> None:
-        rows = self.state.grow(self.scorer.next(self.state.last()))
+        """Add one token to every hypothesis."""
+        rows = self.state.grow(next_scores(self.model, self.state.last(), self.cache, self.watched))
         if rows is not None and self.state.beams > 1:
-            self.scorer.state.reorder(rows)
+            self.cache.reorder(rows)
 
     def done(self) -> Bool[Tensor, " sentences"]:
+        """Return which sentences are done."""
         return self.state.done()
 
     def should_shrink(self, left: int, total: int) -> bool:
+        """Return whether it pays to continue with the sentences that are left alone."""
         return total - left >= LEAVE * total
 
     def select(self, sentences: Int[Tensor, " kept"]) -> None:
-        self.scorer.state.select(sentences)
+        """Continue with these sentences only."""
+        self.cache.select(sentences)
         self.state = self.state.select(sentences)
 
 
@@ -255,7 +238,7 @@ class Run:
         return new
 
     @contextlib.contextmanager
-    def _start(self, batch: Sequence[int]) -> Iterator[BatchSearch]:
+    def _start(self, batch: Sequence[int]) -> Iterator[EagerSearch | RecordedSearch]:
         """Start the search of a batch: with recorded steps if possible; not for coverage, `require` and `forbid`."""
         requests, options, device = [self.requests[i] for i in batch], self.options, self.model.device
         inputs, constrained = inputs_of(requests, device), any(requests[0].constraints.require)
