@@ -34,20 +34,10 @@ MAX_SLOTS = 100
 """Slots of a model that are kept."""
 
 
-class Structure(NamedTuple):
-    """The options that change the kernels of a step."""
-
-    beams: int
-    groups: int
-    sample: bool
-    top_k: int
-    stop: str
-    has_least: bool
-
-    @classmethod
-    def of(cls, options: SearchConfig, has_least: bool) -> "Structure":
-        top_k = top_k_bucket(options.top_k) if options.sample else 0
-        return cls(options.beams, options.groups, options.sample, top_k, options.stop, has_least)
+def structure(options: SearchConfig, has_least: bool) -> tuple[int | bool | str, ...]:
+    """Return the options that change the kernels of a step."""
+    top_k = top_k_bucket(options.top_k) if options.sample else 0
+    return options.beams, options.groups, options.sample, top_k, options.stop, has_least
 
 
 class Shape(NamedTuple):
@@ -57,16 +47,13 @@ class Shape(NamedTuple):
     source: int
     given: int
     capacity: int
-    structure: Structure
+    structure: tuple[int | bool | str, ...]
 
 
 class GraphSlot(NamedTuple):
     """The addresses that all searches of one shape read and write."""
 
-    source: Int[Tensor, "sentences source"]
-    source_lengths: Int[Tensor, " sentences"]
-    given: Int[Tensor, "sentences given"]
-    given_lengths: Int[Tensor, " sentences"]
+    inputs: Inputs
     cache: StaticCache
     state: HypothesisState
     graphs: dict[str, Any]
@@ -91,9 +78,11 @@ class GraphPool:
         size = StaticCache.storage_size(model.config, sentences, state.beams, shape.capacity, shape.source)
         if len(self.storage) < size:  # older slots keep the older storage, which is smaller
             self.storage = self.storage.new_zeros(max(size, 2 * len(self.storage)))
-        source = torch.full((sentences, shape.source), PAD, device=device)
-        given = torch.full((sentences, shape.given), PAD, device=device)
-        source_lengths, given_lengths = (torch.ones(sentences, dtype=torch.long, device=device) for _ in range(2))
+        source, given = (
+            torch.empty(sentences, n, dtype=torch.long, device=device) for n in (shape.source, shape.given)
+        )
+        source_layout, layout = (torch.empty_like(ids, dtype=torch.bool) for ids in (source, given))
+        inputs = Inputs(source if shape.source else None, given, source_layout, layout)
         cache = StaticCache(
             model.config,
             sentences,
@@ -106,7 +95,7 @@ class GraphPool:
         if len(self.slots) >= MAX_SLOTS:
             del self.slots[next(iter(self.slots))]
         own = state.allocate(sentences, shape.capacity)
-        self.slots[shape] = GraphSlot(source, source_lengths, given, given_lengths, cache, own, {})
+        self.slots[shape] = GraphSlot(inputs, cache, own, {})
         return self.slots[shape]
 
     def replay(self, work: Callable[[Generative, GraphSlot], None], model: Generative, slot: GraphSlot) -> None:
@@ -115,12 +104,12 @@ class GraphPool:
             slot.graphs[work.__name__].replay()
             return
         work(model, slot)
-        if slot.given.is_cuda:
+        if self.storage.is_cuda:
             slot.graphs[work.__name__] = self._record(work, model, slot)
 
     def _record(self, work: Callable[[Generative, GraphSlot], None], model: Generative, slot: GraphSlot) -> Any:
         """Record the work without running it. It has run once by now, so that everything it needs is ready."""
-        graph, device = torch.cuda.CUDAGraph(), slot.given.device
+        graph, device = torch.cuda.CUDAGraph(), self.storage.device
         current, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
@@ -133,13 +122,8 @@ class GraphPool:
 
 
 def read(model: Generative, slot: GraphSlot) -> None:
-    """Read the sources and given texts of a slot. A blank sentence counts as one token."""
-    device = slot.given.device
-    source_layout = torch.arange(slot.source.shape[1], device=device) < slot.source_lengths[:, None]
-    layout = torch.arange(slot.given.shape[1], device=device) < slot.given_lengths[:, None]
-    source = slot.source if slot.source.shape[1] else None
-    inputs = Inputs(source, slot.given, source_layout, layout)
-    state: Any = model.start(inputs, capacity=max(1, slot.given.shape[1]))
+    """Read the sources and given texts of a slot."""
+    state: Any = model.start(slot.inputs, capacity=max(1, slot.inputs.require("target").shape[1]))
     slot.cache.copy_from(state)
 
 
@@ -196,7 +180,6 @@ def addresses(modules: Iterable[nn.Module]) -> list[int]:
 class RecordedSearch:
     """A search of one batch that replays recorded steps."""
 
-    @torch.no_grad()
     def __init__(self, pool: GraphPool, model: Generative, inputs: Inputs, state: HypothesisState) -> None:
         """`state`: the hypotheses before the first step."""
         self.pool, self.model, self.options, self.sentences = pool, model, state.options, state.sentences
@@ -207,11 +190,11 @@ class RecordedSearch:
             0 if source is None else min(_rounded(source.shape[1], 16), longest),
             0 if given == 0 else min(_rounded(given, 16), longest),
             min(_rounded(given + state.longest, 64), longest),
-            Structure.of(state.options, state.has_least),
+            structure(state.options, state.has_least),
         )
         self.slot = slot = pool.slot(model, self.shape, state)
-        _fill(slot.source, slot.source_lengths, source, inputs.source_layout)
-        _fill(slot.given, slot.given_lengths, inputs.target, inputs.target_layout)
+        _fill(slot.inputs.source, slot.inputs.source_layout, source, inputs.source_layout)
+        _fill(slot.inputs.target, slot.inputs.target_layout, inputs.target, inputs.target_layout)
         pool.replay(read, model, slot)
         slot.state.copy_from(state)
 
@@ -221,7 +204,6 @@ class RecordedSearch:
         view.options = self.options  # the slot was made for a search with other scalars
         return view
 
-    @torch.no_grad()
     def advance(self) -> None:
         self.pool.replay(step, self.model, self.slot)
 
@@ -233,7 +215,6 @@ class RecordedSearch:
         smaller = self.shape.sentences * self.slot.state.beams > FEW and _batch(left) < self.shape.sentences
         return smaller and total - left >= LEAVE * total
 
-    @torch.no_grad()
     def select(self, sentences: Int[Tensor, " kept"]) -> None:
         """Continue with these sentences, in a smaller slot if they fit in one."""
         state = self.state.select(sentences)
@@ -244,13 +225,15 @@ class RecordedSearch:
         self.slot.state.copy_from(state)
 
 
-def _fill(ids: Tensor, lengths: Tensor, rows: Tensor | None, layout: Any) -> None:
-    """Copy padded rows and their lengths into a slot."""
+def _fill(ids: Tensor | None, cells: Any, rows: Tensor | None, layout: Any) -> None:
+    """Copy padded rows and their layout into a slot. A blank sentence counts as one token."""
+    if ids is None or rows is None:
+        return
     ids.fill_(PAD)
-    lengths.fill_(1)
-    if rows is not None:
-        ids[: len(rows), : rows.shape[1]] = rows
-        lengths[: len(rows)] = rows.shape[1] if layout is None else layout.sum(1)
+    ids[: len(rows), : rows.shape[1]] = rows
+    cells.fill_(False)
+    cells[:, :1] = True
+    cells[: len(rows), : rows.shape[1]] = True if layout is None else layout
 
 
 def _rounded(length: int, least: int) -> int:
