@@ -144,12 +144,14 @@ def padded(
 class EagerSearch:
     """The search of one batch that computes every step anew. `RecordedSearch` has the same methods."""
 
+    @torch.no_grad()
     def __init__(self, model: Generative, inputs: Inputs, state: HypothesisState) -> None:
         given = 0 if inputs.target is None else inputs.target.shape[1]
         coverage = state.options.coverage_penalty > 0 and not state.options.sample
         self.model, self.state, self.watched = model, state, last_cross_attention(model) if coverage else []
         self.cache = model.start(inputs, beams=state.beams, capacity=given + state.longest)
 
+    @torch.no_grad()
     def advance(self) -> None:
         """Add one token to every hypothesis."""
         rows = self.state.grow(next_scores(self.model, self.state.last(), self.cache, self.watched))
@@ -186,7 +188,6 @@ class Run:
     sent: dict[int, int] = field(default_factory=dict)
     """The number of tokens that were reported of each streamed answer."""
 
-    @torch.no_grad()
     def batch(self, batch: Sequence[int]) -> Iterator[StepUpdate]:
         """Search one batch, given as numbers of requests."""
         alone, here, written = len(batch) == 1, list(batch), 0

@@ -86,7 +86,6 @@ class WatchedBeams(Beams):
         return rows
 
 
-@torch.no_grad()
 def grow_tree(model: Generative, request: Request, options: SearchConfig) -> Tree:
     """Search with beams, as `search` does, and return all hypotheses that were considered."""
     given = {
