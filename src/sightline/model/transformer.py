@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from sightline.config import ModelConfig, PositionsConfig, StackConfig
 from sightline.errors import InputError
-from sightline.model.cache import Cache, CrossKV, LayerCache
-from sightline.model.decoding import Decoding
+from sightline.model.cache import Cache, CrossKV, Decoding, LayerCache
 from sightline.model.initialise import initialise, sinusoids
 from sightline.model.kernels.attention import attend
 from sightline.model.kernels.compiled import linear_activation, to_autocast

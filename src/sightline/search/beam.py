@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sightline.config import SearchConfig
+from sightline.model.cache import rows_of
 from sightline.search.scoring import Scores, highest
 from sightline.search.types import Hypothesis, Request
 from sightline.special import END, PAD, START, UNKNOWN
@@ -183,11 +184,6 @@ class HypothesisState:
     def narrow_to(self, sentences: int) -> "HypothesisState":
         """Return a view of the first few sentences."""
         return self._with(sentences, lambda _, mine, times: mine[: times * sentences])
-
-
-def rows_of(sentences: Int[Tensor, " n"], times: int) -> Int[Tensor, " m"]:
-    """Return the rows of these sentences, each of which has this many."""
-    return (sentences[:, None] * times + torch.arange(times, device=sentences.device)).flatten()
 
 
 # --- Beam search

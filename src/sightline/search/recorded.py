@@ -18,9 +18,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from sightline.config import SearchConfig
+from sightline.model.cache import StaticCache
 from sightline.model.kernels.decode import summary
 from sightline.model.protocol import Generative, Inputs
-from sightline.model.static_cache import StaticCache
 from sightline.search.beam import HypothesisState
 from sightline.search.sampling import top_k_bucket
 from sightline.search.scoring import Scores
@@ -83,15 +83,7 @@ class GraphPool:
         )
         source_layout, layout = (torch.empty_like(ids, dtype=torch.bool) for ids in (source, given))
         inputs = Inputs(source if shape.source else None, given, source_layout, layout)
-        cache = StaticCache(
-            model.config,
-            sentences,
-            state.beams,
-            shape.capacity,
-            like=self.storage,
-            source=shape.source,
-            storage=self.storage,
-        )
+        cache = StaticCache(model.config, sentences, state.beams, shape.capacity, shape.source, self.storage)
         if len(self.slots) >= MAX_SLOTS:
             del self.slots[next(iter(self.slots))]
         own = state.allocate(sentences, shape.capacity)
@@ -180,6 +172,7 @@ def addresses(modules: Iterable[nn.Module]) -> list[int]:
 class RecordedSearch:
     """A search of one batch that replays recorded steps."""
 
+    @torch.no_grad()
     def __init__(self, pool: GraphPool, model: Generative, inputs: Inputs, state: HypothesisState) -> None:
         """`state`: the hypotheses before the first step."""
         self.pool, self.model, self.options, self.sentences = pool, model, state.options, state.sentences
@@ -204,6 +197,7 @@ class RecordedSearch:
         view.options = self.options  # the slot was made for a search with other scalars
         return view
 
+    @torch.no_grad()
     def advance(self) -> None:
         self.pool.replay(step, self.model, self.slot)
 
@@ -215,6 +209,7 @@ class RecordedSearch:
         smaller = self.shape.sentences * self.slot.state.beams > FEW and _batch(left) < self.shape.sentences
         return smaller and total - left >= LEAVE * total
 
+    @torch.no_grad()
     def select(self, sentences: Int[Tensor, " kept"]) -> None:
         """Continue with these sentences, in a smaller slot if they fit in one."""
         state = self.state.select(sentences)
