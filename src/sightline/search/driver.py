@@ -8,7 +8,7 @@ again alone, and that answer counts. So batches make a search faster and change 
 
 import contextlib
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -97,6 +97,15 @@ def batches(requests: Sequence[Request], budget: int, max_positions: int) -> Ite
             batch.append(i)
         yield batch
         order = order[len(batch) :]
+
+
+def by_size(sizes: Mapping[int, int], budget: int) -> Iterator[list[int]]:
+    """Yield the numbers of rows in batches, the largest first. Each row counts as many positions as the largest."""
+    order = sorted(sizes, key=lambda i: -sizes[i])
+    while order:
+        count = max(1, budget // sizes[order[0]])
+        yield order[:count]
+        order = order[count:]
 
 
 def check(request: Request, max_positions: int) -> None:
