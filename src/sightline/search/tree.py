@@ -100,9 +100,7 @@ def grow_tree(model: Generative, request: Request, options: SearchConfig) -> Tre
     check(request, model.config.positions.max_length)
     state = WatchedBeams([request], options, model.device)
     search = EagerSearch(model, inputs_of([request], model.device), state)
-    for _ in range(state.longest):
+    while not search.done().all():
         search.advance()
-        if bool(search.done().all()):
-            break
     ((answers, _),) = state.answers()
     return Tree(state.nodes, answers)
