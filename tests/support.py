@@ -12,10 +12,10 @@ from torch.nn.utils.rnn import pad_sequence
 from sightline.config import ModelConfig, SearchConfig
 from sightline.engine.translator import translation_request
 from sightline.errors import SightlineError
-from sightline.model.cache import StaticCache
 from sightline.model.mask import PackedRows
 from sightline.model.protocol import Inputs
 from sightline.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Model, build
+from sightline.search.recorded import StaticCache
 from sightline.search.types import NO_CONSTRAINTS, Constraints, Request
 from sightline.special import END, START
 

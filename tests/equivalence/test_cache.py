@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline.errors import InputError
-from sightline.model.cache import Cache, StaticCache
+from sightline.model.cache import Cache
 from sightline.model.protocol import Generative, Inputs
+from sightline.search.recorded import StaticCache
 from support import VARIANTS, difference, every_variant, ids, packed, pad, raises, static_cache, translator, writer
 
 both_models = pytest.mark.parametrize("make", [translator, writer])

@@ -17,9 +17,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sightline.config import SearchConfig
-from sightline.model.cache import StaticCache
-from sightline.model.kernels.decode import summary
+from sightline.config import ModelConfig, SearchConfig
+from sightline.errors import InputError
+from sightline.model.cache import Cache, CrossKV, rows_of
+from sightline.model.kernels.decode import DecodeWindow, summary
+from sightline.model.mask import Layout, Mask
 from sightline.model.protocol import Generative, Inputs
 from sightline.search.beam import HypothesisState
 from sightline.search.sampling import top_k_bucket
@@ -48,6 +50,91 @@ class Shape(NamedTuple):
     given: int
     capacity: int
     structure: tuple[int | bool | str, ...]
+
+
+class StaticCache(Cache):
+    """A cache with the same shapes and addresses at every step, for `torch.compile` and CUDA graphs.
+
+    It takes one token per step and attends through a `DecodeWindow`. Reordering its rows copies no keys: it changes
+    `row_index`, the row that stores each key. A recorded graph of `step` and `reorder` works on the tensors of this
+    cache, so record it once and replay it with any content: fill the cache with `copy_from`, and take sentences out
+    with `extract`. No method waits for the device.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        sentences: int,
+        beams: int,
+        capacity: int,
+        source: int,
+        storage: Float[Tensor, " n"],
+    ) -> None:
+        """Create an empty cache. `source`: columns for the keys and values of encoder-decoder attention, if any.
+        `storage`: a vector of `storage_size` numbers or more for all keys and values. Caches may take turns in it."""
+        super().__init__(config, sentences, beams, capacity, like=storage, storage=storage)
+        self.source_lengths: Int[Tensor, " sentences"] = torch.ones_like(self.row_ids[:sentences])
+        mask, stack = Mask(window=DecodeWindow(self.source_lengths)), config.decoder
+        if source:
+            cross = storage[2 * self.keys.numel() : self.storage_size(config, sentences, beams, capacity, source)]
+            stored = cross.view(stack.layers, 2, sentences, stack.heads, source, -1)
+            self.cross = [CrossKV(keys, values, mask) for keys, values in stored]
+        self.row_index: Int[Tensor, "rows capacity"] = self.row_ids[:, None].repeat(1, capacity)
+
+    @staticmethod
+    def storage_size(config: ModelConfig, sentences: int, beams: int, capacity: int, source: int) -> int:
+        """Return how many numbers the storage of a cache needs."""
+        return 2 * config.decoder.layers * config.d_model * sentences * (beams * capacity + source)
+
+    def next_positions(self, ids: Int[Tensor, "rows new"], layout: Layout = None) -> Int[Tensor, "rows new"]:
+        if ids.shape[1] != 1 or layout is not None:
+            raise InputError("A static cache takes one token of each row per step.")
+        positions = super().next_positions(ids)
+        self.visible, self.uniform_length = self.capacity, False
+        return positions
+
+    def mask(self, positions: Int[Tensor, "rows new"]) -> Mask:
+        self.row_index.scatter_(1, positions, self.row_ids[:, None])
+        return Mask(window=DecodeWindow(positions[:, 0] + 1, self.row_index))
+
+    def advance(self, ids: Int[Tensor, "rows new"], layout: Layout = None) -> None:
+        """Count the new tokens. A compiled or recorded step does not change `used`: it must not depend on a number that
+        grows, and its replays do not run this code."""
+        used = self.used
+        super().advance(ids, layout)
+        if torch.compiler.is_compiling() or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self.used = used
+
+    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
+        self.row_index.copy_(self.row_index[rows])
+        self.lengths.copy_(self.lengths[rows])
+
+    def extract(self, sentences: Int[Tensor, " some"], columns: int) -> Cache:
+        """Return a growing cache with copies of these sentences. `columns`: how many columns of their rows to copy, at
+        least the longest length (the caller counts the steps, since replays cannot)."""
+        rows, positions = rows_of(sentences, self.beams), torch.arange(columns, device=sentences.device)
+        cross = [layer.select(sentences) for layer in self.cross]
+        taken = Cache(self.config, len(sentences), self.beams, columns, like=self.keys, cross=cross)
+        stored = self.row_index[rows, :columns]
+        for mine, theirs in ((taken.keys, self.keys), (taken.values, self.values)):
+            mine.copy_(theirs[:, stored, :, positions].permute(2, 0, 3, 1, 4))
+        taken.lengths, taken.used, taken.uniform_length = self.lengths[rows], columns, False
+        return taken
+
+    def copy_from(self, other: Cache) -> None:
+        """Continue the sentences of a growing cache: copy them to the first rows, their keys and values and those of
+        their sources to the first columns. The other cache has the same number of beams, or one, which is copied to all
+        beams."""
+        super().copy_from(other)
+        self.row_index.copy_(self.row_ids[:, None].expand_as(self.row_index))
+        self.source_lengths.fill_(1)  # of blank sentences: an empty row would give NaN
+        for mine, (keys, values, mask) in zip(self.cross, other.cross, strict=True):
+            sentences, _, columns, _ = keys.shape
+            mine.keys[:sentences, :, :columns], mine.values[:sentences, :, :columns] = keys, values
+            if mask.window is not None:
+                self.source_lengths[:sentences] = mask.window.lengths
+            else:
+                self.source_lengths[:sentences] = columns if mask.allowed is None else mask.allowed[:, 0, 0].sum(1)
 
 
 class GraphSlot(NamedTuple):
