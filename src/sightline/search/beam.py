@@ -59,12 +59,17 @@ class HypothesisState:
     change the structure of a step are tensors too.
     """
 
-    blank: ClassVar[dict[str, float]] = {"tokens": PAD, "limits": 1, "prefix": -1}
-    """The value of a tensor in the rows that no sentence uses, if it is not 0."""
+    blank: ClassVar[dict[str, float]] = {"limits": 1, "prefix": -1, "is_done": True, "decision_margin": math.inf}
+    """The value of a tensor in the rows that no sentence uses, if it is not 0, as `PAD` is."""
     along: ClassVar[set[str]] = {"tokens", "log_probs", "prefix"}
     """The tensors whose last axis is the position in the answer."""
     shared: ClassVar[set[str]] = {"length", "never"}
     """The tensors that all sentences share. Each sentence has rows in the others."""
+
+    is_done: Bool[Tensor, " n"]
+    """Which hypotheses or pools of them are done; the same number for each sentence."""
+    decision_margin: Float[Tensor, " n"]
+    """The smallest gap by which any decision was made, for each of these."""
 
     def __init__(self, requests: Sequence[Request], options: SearchConfig, device: torch.device) -> None:
         self.options, self.beams, self.sentences = options, options.beams, len(requests)
@@ -101,11 +106,11 @@ class HypothesisState:
 
     def done(self) -> Bool[Tensor, " sentences"]:
         """Return which sentences are done."""
-        raise NotImplementedError
+        return self.is_done.view(self.sentences, -1).all(1)
 
     def near_ties(self, tie: float) -> Bool[Tensor, " sentences"]:
         """Return in which sentences a decision was closer than `tie`."""
-        raise NotImplementedError
+        return (self.decision_margin < tie).view(self.sentences, -1).any(1)
 
     def answers(self) -> list[tuple[list[Hypothesis], float]]:
         """Return the best answers to each request, and the smallest gap of any decision on the way."""
@@ -204,14 +209,7 @@ class Chosen(NamedTuple):
 class Beams(HypothesisState):
     """The hypotheses of a beam search. Rows are beams; those of a pool are neighbours, as are those of a sentence."""
 
-    blank: ClassVar[dict[str, float]] = {
-        **HypothesisState.blank,
-        "alive": -math.inf,
-        "finished": -math.inf,
-        "endings": PAD,
-        "is_done": True,
-        "decision_margin": math.inf,
-    }
+    blank: ClassVar[dict[str, float]] = {**HypothesisState.blank, "alive": -math.inf, "finished": -math.inf}
     along: ClassVar[set[str]] = {*HypothesisState.along, "endings", "ending_log_probs"}
     shared: ClassVar[set[str]] = {*HypothesisState.shared, "length_penalty", "diversity", "max_finished", "nbest"}
 
@@ -229,9 +227,8 @@ class Beams(HypothesisState):
         self.ending_log_probs: Float[Tensor, "pools width longest"] = torch.zeros(*shape, longest, device=device)
         self.ended: Int[Tensor, " pools"] = torch.zeros(pools, dtype=torch.long, device=device)
         """The number of hypotheses that have ended."""
-        self.is_done: Bool[Tensor, " pools"] = torch.zeros(pools, dtype=torch.bool, device=device)
-        self.decision_margin: Float[Tensor, " pools"] = torch.full((pools,), math.inf, device=device)
-        """The smallest gap by which any decision was made."""
+        self.is_done = torch.zeros(pools, dtype=torch.bool, device=device)
+        self.decision_margin = torch.full((pools,), math.inf, device=device)
         lengths = torch.tensor([len(request.source) for request in requests], device=device)
         columns = int(lengths.max()) if options.coverage_penalty else 0
         self.source: Bool[Tensor, "sentences source"] = torch.arange(columns, device=device) < lengths[:, None]
@@ -344,12 +341,6 @@ class Beams(HypothesisState):
             worst = self.finished.index_select(1, self.nbest.view(1) - 1)[:, 0]
             done = worst >= best / limits**self.length_penalty
         return done | (best == -math.inf)
-
-    def done(self) -> Bool[Tensor, " sentences"]:
-        return self.is_done.view(-1, self.options.groups).all(1)
-
-    def near_ties(self, tie: float) -> Bool[Tensor, " sentences"]:
-        return (self.decision_margin < tie).view(-1, self.options.groups).any(1)
 
     def answers(self) -> list[tuple[list[Hypothesis], float]]:
         groups, nbest = self.options.groups, self.options.nbest

@@ -58,17 +58,11 @@ class StaticCache(Cache):
     It takes one token per step and attends through a `DecodeWindow`. Reordering its rows copies no keys: it changes
     `row_index`, the row that stores each key. A recorded graph of `step` and `reorder` works on the tensors of this
     cache, so record it once and replay it with any content: fill the cache with `copy_from`, and take sentences out
-    with `extract`. No method waits for the device.
+    with `extract`, as `select` is for growing caches only. No method waits for the device.
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        sentences: int,
-        beams: int,
-        capacity: int,
-        source: int,
-        storage: Float[Tensor, " n"],
+        self, config: ModelConfig, sentences: int, beams: int, capacity: int, source: int, storage: Float[Tensor, " n"]
     ) -> None:
         """Create an empty cache. `source`: columns for the keys and values of encoder-decoder attention, if any.
         `storage`: a vector of `storage_size` numbers or more for all keys and values. Caches may take turns in it."""
@@ -161,13 +155,11 @@ class GraphPool:
         """Return the slot of a shape. The content of other slots is lost."""
         if shape in self.slots:
             return self.slots[shape]
-        sentences, device = shape.sentences, self.storage.device
+        sentences = shape.sentences
         size = StaticCache.storage_size(model.config, sentences, state.beams, shape.capacity, shape.source)
         if len(self.storage) < size:  # older slots keep the older storage, which is smaller
             self.storage = self.storage.new_zeros(max(size, 2 * len(self.storage)))
-        source, given = (
-            torch.empty(sentences, n, dtype=torch.long, device=device) for n in (shape.source, shape.given)
-        )
+        source, given = (self.storage.new_empty(sentences, n, dtype=torch.long) for n in (shape.source, shape.given))
         source_layout, layout = (torch.empty_like(ids, dtype=torch.bool) for ids in (source, given))
         inputs = Inputs(source if shape.source else None, given, source_layout, layout)
         cache = StaticCache(model.config, sentences, state.beams, shape.capacity, shape.source, self.storage)

@@ -32,11 +32,10 @@ class Scores(NamedTuple):
             self.maxima[:, 0] = self.values[:, :CHUNK].amax(1)
 
 
-class EnsembleState:
+class EnsembleState(NamedTuple):
     """The states of the members of an ensemble."""
 
-    def __init__(self, states: Sequence[DecodeState]) -> None:
-        self.states = states
+    states: Sequence[DecodeState]
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         for state in self.states:
