@@ -5,6 +5,7 @@ model."""
 
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from sightline.text.tokenizer import Tokenizer
 from sightline.trace.watch import tracing
 from sightline.train.step import Step
 from sightline.train.validate import Validation
-from support import difference, ids, packed, pad, reader, translator, writer
+from support import difference, ids, packed, pad, reader, static_cache, translator, writer
 
 DEVICE = sys.argv[1]
 torch.set_default_device(DEVICE)
@@ -63,7 +64,8 @@ def decode_steps(static: bool) -> None:
     source, layout = pad([ids(6), ids(3)])
     target = ids(6, 5)
     expected = model(source.repeat_interleave(3, 0), target, layout.repeat_interleave(3, 0))
-    cache = model.start(Inputs(source, source_layout=layout), capacity=5, beams=3, static=static)
+    start = partial(static_cache, model) if static else model.start
+    cache = start(Inputs(source, source_layout=layout), capacity=5, beams=3)
     step = torch.compile(model.step, fullgraph=True)
     steps = [step(target[:, :1], cache)]
     if static:  # one shape for every step: nothing is compiled again

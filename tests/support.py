@@ -13,7 +13,9 @@ from sightline.config import ModelConfig, SearchConfig
 from sightline.engine.translator import translation_request
 from sightline.errors import SightlineError
 from sightline.model.mask import PackedRows
+from sightline.model.protocol import Inputs
 from sightline.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly, Model, build
+from sightline.search.recorded import StaticCache
 from sightline.search.types import NO_CONSTRAINTS, Constraints, Request
 from sightline.special import END, START
 
@@ -47,6 +49,15 @@ def random_weights(model: Model) -> Model:
 
 def config(variant: str = "paper", **more: Any) -> ModelConfig:
     return ModelConfig(**{**SMALL, **VARIANTS[variant], **more})
+
+
+def static_cache(model: DecoderOnly | EncoderDecoder, inputs: Inputs, *, beams: int = 1, capacity: int) -> StaticCache:
+    """Return a static cache with the content of the cache that the model starts with."""
+    cache = model.start(inputs, beams=beams, capacity=capacity)
+    shape = (model.config, cache.sentences, beams, capacity, cache.cross[0].keys.shape[2] if cache.cross else 0)
+    static = StaticCache(*shape, cache.keys.new_zeros(StaticCache.storage_size(*shape)))
+    static.copy_from(cache)
+    return static
 
 
 def translator(variant: str = "paper", **more: Any) -> EncoderDecoder:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from sightline.errors import InputError
 from sightline.model.cache import Cache
 from sightline.model.protocol import Generative, Inputs
-from sightline.model.static_cache import StaticCache
-from support import VARIANTS, difference, every_variant, ids, packed, pad, raises, translator, writer
+from sightline.search.recorded import StaticCache
+from support import VARIANTS, difference, every_variant, ids, packed, pad, raises, static_cache, translator, writer
 
 both_models = pytest.mark.parametrize("make", [translator, writer])
 every_cache = pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
@@ -30,6 +30,10 @@ def full(model, inputs, target, beams=1):
     return model.classifier(model.hidden(Inputs(source, target, layout)))
 
 
+def start(model, inputs, static, **more):
+    return static_cache(model, inputs, **more) if static else model.start(inputs, **more)
+
+
 def steps(model, target, cache):
     return torch.stack([model.step(target[:, i : i + 1], cache) for i in range(target.shape[1])], 1)
 
@@ -48,7 +52,7 @@ def test_cached_equals_uncached(make, variant, prefix, static, seed):
     model = make(variant)
     inputs, target = sources(model, 7, 4, 1), ids(3, 9)
     expected = full(model, inputs, target)
-    cache = model.start(inputs._replace(target=target[:, :prefix]), capacity=12, static=static)
+    cache = start(model, inputs._replace(target=target[:, :prefix]), static, capacity=12)
     assert difference(steps(model, target[:, prefix:], cache), expected[:, prefix:]) <= 1e-5
 
 
@@ -77,7 +81,7 @@ def test_the_hidden_vectors_are_those_of_forward(variant):
 def test_beams_share_the_keys_of_their_source(variant, static):
     model = translator(variant)
     inputs = sources(model, 6, 3)
-    cache = model.start(inputs, capacity=8, beams=3, static=static)
+    cache = start(model, inputs, static, capacity=8, beams=3)
     heads, d_k = model.config.decoder.heads, model.config.d_model // model.config.decoder.heads
     for layer in cache.cross:
         assert layer.keys.shape == layer.values.shape == (2, heads, 6, d_k)  # per sentence, not per beam
@@ -92,7 +96,7 @@ def test_beams_share_the_keys_of_their_source(variant, static):
 def test_reordered_rows_continue_the_rows_they_copy(variant, make, static):
     model = make(variant)
     inputs = sources(model, 6, 3)
-    cache = model.start(inputs, capacity=8, beams=3, static=static)
+    cache = start(model, inputs, static, capacity=8, beams=3)
     first, second = ids(6, 4), ids(6, 2)
     steps(model, first, cache)
     order = torch.tensor([2, 0, 0, 3, 5, 3])
@@ -102,12 +106,11 @@ def test_reordered_rows_continue_the_rows_they_copy(variant, make, static):
 
 
 @both_models
-@every_cache
 @torch.no_grad()
-def test_selected_sentences_continue(make, static):
+def test_selected_sentences_continue(make):
     model = make()
     inputs = sources(model, 6, 3, 5)
-    cache = model.start(inputs, capacity=8, beams=2, static=static)
+    cache = model.start(inputs, capacity=8, beams=2)
     first, second = ids(6, 3), ids(4, 2)
     steps(model, first, cache)
     order = torch.tensor([1, 0, 2, 2, 5, 4])
@@ -131,7 +134,7 @@ def test_prompts_of_unequal_length(variant, make, static, beams):
     rows, layout = pad(prompts)
     inputs = sources(model, 6, 3, 5)
     inputs = inputs._replace(target=rows, target_layout=layout)
-    cache = model.start(inputs, capacity=8, beams=beams, static=static)
+    cache = start(model, inputs, static, capacity=8, beams=beams)
     assert cache.lengths.tolist() == [n for n in (5, 0, 3) for _ in range(beams)]
     more = ids(3 * beams, 2)
     found = steps(model, more, cache)
@@ -159,8 +162,8 @@ def test_storage_of_a_static_cache_is_used_again(make):
     model = make()
     config = model.config
     storage = torch.full((StaticCache.storage_size(config, 4, 2, 16, 8),), 3.0)
-    large = StaticCache(config, 4, 2, 16, like=storage, source=8 if make is translator else 0, storage=storage)
-    small = StaticCache(config, 2, 2, 12, like=storage, source=8 if make is translator else 0, storage=storage)
+    source = 8 if make is translator else 0
+    large, small = StaticCache(config, 4, 2, 16, source, storage), StaticCache(config, 2, 2, 12, source, storage)
     for _ in range(2):
         rows, layout = pad([ids(2), ids(4), ids(3)])
         inputs = sources(model, 6, 3, 5)
@@ -248,7 +251,7 @@ def test_a_refused_step_does_not_change_the_cache():
 @every_cache
 def test_a_full_cache_raises(static):
     model = writer()
-    cache = model.start(Inputs(target=ids(1, 3)), capacity=4, static=static)
+    cache = start(model, Inputs(target=ids(1, 3)), static, capacity=4)
     model.step(ids(1, 1), cache)
     with raises(InputError, option="capacity", value=4):
         model.step(ids(1, 1), cache)
@@ -274,8 +277,7 @@ def test_invalid_shapes_are_refused():
     with raises(InputError, option="source"):
         translator().start(Inputs(target=ids(1, 1)), capacity=4)
     with raises(InputError, match="one token"):
-        cache = StaticCache(model.config, 1, 1, 4, like=model.classifier.weight)
-        model.decoder(ids(1, 2), None, (), cache)
+        model.decoder(ids(1, 2), None, (), static_cache(model, Inputs(target=ids(1, 0)), capacity=4))
     with raises(InputError, match="sentences"):
         Cache(model.config, 2, 2, 4, like=model.classifier.weight).copy_from(
             model.start(Inputs(target=ids(3, 1)), capacity=4)

@@ -11,7 +11,7 @@ from searching import ARCHITECTURES, model_of, request_of
 from sightline.config import SearchConfig
 from sightline.search import driver, recorded
 from sightline.search.driver import search, steps
-from sightline.search.recorded import POOLS, GraphPool, Structure, graph_pool
+from sightline.search.recorded import POOLS, GraphPool, graph_pool, structure
 from sightline.search.types import Constraints, Limits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -103,10 +103,9 @@ def test_options_that_keep_the_structure_share_a_slot(model, pool, monkeypatch):
             assert set(pool.slots) == slots
         # Of 600 tokens, one may end within 1e-6 of a draw; that is not known before.
         assert differ <= ("sample" in same)
-    assert Structure.of(SearchConfig(sample=True, top_k=5), False) == Structure.of(
-        SearchConfig(sample=True, top_k=7), False
-    )
-    assert Structure.of(SearchConfig(beams=2), False) != Structure.of(SearchConfig(beams=2), True)
+    five, seven = (SearchConfig(sample=True, top_k=k) for k in (5, 7))
+    assert structure(five, False) == structure(seven, False)
+    assert structure(SearchConfig(beams=2), False) != structure(SearchConfig(beams=2), True)
 
 
 def test_streamed_steps_find_the_same(model, pool, monkeypatch):

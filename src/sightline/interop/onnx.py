@@ -28,10 +28,10 @@ from sightline.config import ModelConfig, SearchConfig
 from sightline.engine.translator import translation_request
 from sightline.errors import CheckpointError, ConfigError, InputError
 from sightline.files import optional_import, read_json_object, replacing_folder
+from sightline.model.cache import rows_of
 from sightline.model.mask import Mask
 from sightline.model.protocol import Inputs
 from sightline.model.transformer import CrossAttention, EncoderDecoder, SelfAttention, rotate, split
-from sightline.search.beam import rows_of
 from sightline.search.driver import search
 from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.tokenizer import Tokenizer

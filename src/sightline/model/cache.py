@@ -74,8 +74,7 @@ class Cache:
             raise InputError(f"The cache has {len(self.row_ids)} rows, but the ids have {len(ids)}.")
         needed = self.used + longest_row(ids, layout, self.config.positions.max_length)
         if needed > self.capacity and not torch.compiler.is_compiling():
-            message = f"`capacity` = {self.capacity} is too small for {needed} positions."
-            raise InputError(message, option="capacity", value=self.capacity)
+            raise InputError.of("capacity", self.capacity, f"= {self.capacity} is too small for {needed} positions.")
         self.visible = needed
         return self.lengths[:, None] + torch.arange(ids.shape[1], device=ids.device)
 
@@ -103,22 +102,17 @@ class Cache:
 
     def select(self, sentences: Int[Tensor, " kept"]) -> None:
         """Keep these sentences only, each with its beams."""
-        rows = self.rows_of(sentences)
+        rows = rows_of(sentences, self.beams)
         self.keys, self.values, self.lengths = self.keys[:, rows], self.values[:, rows], self.lengths[rows]
         self.row_ids = self.row_ids[: len(rows)]
         self.cross = [layer.select(sentences) for layer in self.cross]
-
-    def rows_of(self, sentences: Int[Tensor, " some"]) -> Int[Tensor, " rows"]:
-        """Return the rows of these sentences."""
-        return (sentences[:, None] * self.beams + self.row_ids[: self.beams]).flatten()
 
     def copy_from(self, other: "Cache") -> None:
         """Continue the sentences of another cache: copy them to the first rows, their keys and values to the first
         columns. The other one has the same number of beams, or one, which is copied to all beams."""
         rows, columns, repeats = other.sentences * self.beams, other.used, self.beams // other.beams
         if columns > self.capacity:
-            message = f"`capacity` = {self.capacity} is too small for {columns} positions."
-            raise InputError(message, option="capacity", value=self.capacity)
+            raise InputError.of("capacity", self.capacity, f"= {self.capacity} is too small for {columns} positions.")
         if other.sentences > self.sentences or other.beams not in (1, self.beams):
             raise InputError("A cache copies from one with no more sentences, and with 1 or the same number of beams.")
         for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
@@ -150,3 +144,8 @@ class LayerCache(NamedTuple):
         keys, values = (x[:, :, : self.cache.visible].to(k.dtype) for x in (keys, values))
         # The next step must not overwrite what autograd keeps.
         return (keys.clone(), values.clone()) if torch.is_grad_enabled() else (keys, values)
+
+
+def rows_of(sentences: Int[Tensor, " n"], times: int) -> Int[Tensor, " m"]:
+    """Return the rows of these sentences, each of which has this many."""
+    return (sentences[:, None] * times + torch.arange(times, device=sentences.device)).flatten()

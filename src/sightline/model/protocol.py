@@ -1,4 +1,5 @@
-"""The three protocols of a model: what training and traces need, what a search needs, and the state of a search."""
+"""The three protocols of a model: what training and traces need, what a search needs, and the state of a search. Our
+models with a decoder get theirs from `Decoding`."""
 
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 
 from sightline.config import ModelConfig
 from sightline.errors import InputError
-from sightline.model.mask import Layout
+from sightline.model.cache import Cache, CrossKV
+from sightline.model.mask import Layout, longest_row
 
 
 class Inputs(NamedTuple):
@@ -69,3 +71,34 @@ class Generative(Protocol):
 
     def step(self, tokens: Int[Tensor, "rows 1"], state: Any, /) -> Float[Tensor, "rows vocab"]:
         """Read the next token of each row; return a score for every token that could follow it."""
+
+
+class Decoding:
+    """Base of our models with a decoder: how they write token by token. They are `Generative`."""
+
+    config: ModelConfig
+    decoder: Any
+    classifier: nn.Linear
+
+    def project_source(self, inputs: Inputs) -> list[CrossKV]:  # noqa: ARG002
+        """Return each decoder layer's keys and values of the encoder's output; none without an encoder."""
+        return []
+
+    def start(self, inputs: Inputs, *, beams: int = 1, capacity: int) -> Cache:
+        """Read the source, if any, and the target so far; return the cache after them, with `beams` equal rows for each
+        sentence. The target is read once per sentence. It is padded on the right, and may be empty."""
+        cross, target = self.project_source(inputs), inputs.target
+        sentences = len(cross[0].keys) if cross else len(inputs.require("target"))
+        like = cross[0].keys if cross else self.classifier.weight
+        cache = Cache(self.config, sentences, beams, capacity, like=like, cross=cross)
+        limit = self.config.positions.max_length
+        if target is not None and (columns := longest_row(target, inputs.target_layout, limit)):
+            prefix = Cache(self.config, sentences, 1, columns, like=like)
+            self.decoder(target, inputs.target_layout, cross, prefix)
+            cache.copy_from(prefix)
+        return cache
+
+    def step(self, tokens: Int[Tensor, "rows 1"], state: Cache) -> Float[Tensor, "rows vocab"]:
+        """Read the next token of each row; return a score for every token that could follow it."""
+        scores: Tensor = self.classifier(self.decoder(tokens, None, state.cross, state))
+        return scores[:, -1]

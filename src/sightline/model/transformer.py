@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from sightline.config import ModelConfig, PositionsConfig, StackConfig
 from sightline.errors import InputError
 from sightline.model.cache import Cache, CrossKV, LayerCache
-from sightline.model.decoding import Decoding
 from sightline.model.initialise import initialise, sinusoids
 from sightline.model.kernels.attention import attend
 from sightline.model.kernels.compiled import linear_activation, to_autocast
 from sightline.model.kernels.dropout import Dropout
 from sightline.model.kernels.residual_norm import residual_norm
 from sightline.model.mask import Layout, Mask, PackedRows, SourceLayout, longest_row
-from sightline.model.protocol import Inputs
+from sightline.model.protocol import Decoding, Inputs
 
 Ids = Int[Tensor, "batch length"]
 Source = Int[Tensor, "batch source"]

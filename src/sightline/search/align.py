@@ -17,7 +17,7 @@ from sightline.errors import InputError
 from sightline.model.hooks import Before, hooks
 from sightline.model.protocol import Inputs
 from sightline.model.transformer import EncoderDecoder, attention_weights
-from sightline.search.driver import BATCH_TOKENS, padded
+from sightline.search.driver import BATCH_TOKENS, by_size, padded
 from sightline.special import START
 from sightline.text.tokenizer import with_end
 
@@ -61,6 +61,7 @@ def align(
     return found
 
 
+@torch.no_grad()
 def weigh(
     model: EncoderDecoder,
     sources: Sequence[Words],
@@ -69,13 +70,22 @@ def weigh(
     step: Step,
 ) -> Iterator[tuple[int, Float[Tensor, "groups target source"]]]:
     """Yield, for each pair with words on both sides, its number and the attention of each target word to each source
-    word, for each group of heads. The order of the pairs is undefined."""
-    some = [i for i, (source, target) in enumerate(zip(sources, targets, strict=True)) if source.ids and target.ids]
-    given, wanted = [sources[i].ids for i in some], [targets[i].ids for i in some]
-    for number, weights in _attention(model, given, wanted, groups):
-        i = some[number]
-        first = [targets[i].words.index(word) + (step == "reads") for word in sorted(set(targets[i].words))]
-        yield i, weights[:, first] @ _members(sources[i].words)
+    word, for each group of heads: the mean of the heads. The order of the pairs is undefined."""
+    pairs = enumerate(zip(sources, targets, strict=True))
+    sizes = {i: len(source.ids) + len(target.ids) + 2 for i, (source, target) in pairs if source.ids and target.ids}
+    counts = torch.tensor([len(heads) for heads in groups], device=model.device)[:, None, None]
+    layers = sorted({layer for heads in groups for layer, _ in heads})
+    modules = [model.decoder.layers[layer].cross_attention.attend for layer in layers]
+    for batch in by_size(sizes, BATCH_TOKENS):
+        source, layout = padded([with_end(sources[i].ids, model.config.source_end) for i in batch], model.device)
+        target, _ = padded([[START, *targets[i].ids] for i in batch], model.device)
+        sums = torch.zeros(len(batch), len(groups), target.shape[1], source.shape[1], device=model.device)
+        with hooks(zip(modules, (_adder(layer, groups, sums) for layer in layers), strict=True)):
+            model.hidden(Inputs(source, target, layout))
+        for i, weights in zip(batch, (sums / counts).cpu(), strict=True):
+            # Position 0 reads the start and predicts the first token, position n reads the n-th.
+            first = [targets[i].words.index(word) + (step == "reads") for word in sorted(set(targets[i].words))]
+            yield i, weights[:, first, : len(sources[i].ids)] @ _members(sources[i].words)
 
 
 def link(weights: Float[Tensor, "target source"], source: Words, target: Words) -> Alignment:
@@ -115,42 +125,13 @@ def _members(words: Sequence[int]) -> Float[Tensor, "tokens words"]:
     return (torch.tensor(words)[:, None] == torch.tensor(sorted(set(words)))).float()
 
 
-@torch.no_grad()
-def _attention(
-    model: EncoderDecoder,
-    sources: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]],
-    groups: Sequence[Sequence[Head]],
-    *,
-    batch_tokens: int = BATCH_TOKENS,
-) -> Iterator[tuple[int, Float[Tensor, "groups step source"]]]:
-    """Yield the number of each pair and the mean attention of each group of heads, in no order. Step 0 reads the start
-    and predicts the first token of the target, step i reads the i-th; the end of the source has no column."""
-    size = [len(source) + len(target) + 2 for source, target in zip(sources, targets, strict=True)]
-    order = sorted(range(len(sources)), key=lambda i: -size[i])
-    device, end = model.device, model.config.source_end
-    counts = torch.tensor([len(heads) for heads in groups], device=device)[:, None, None]
-    while order:
-        batch = order[: max(1, batch_tokens // size[order[0]])]
-        order = order[len(batch) :]
-        source, layout = padded([with_end(sources[i], end) for i in batch], device)
-        target, _ = padded([[START, *targets[i]] for i in batch], device)
-        sums = torch.zeros(len(batch), len(groups), target.shape[1], source.shape[1], device=device)
-        layers = sorted({layer for heads in groups for layer, _ in heads})
-        modules = [model.decoder.layers[layer].cross_attention.attend for layer in layers]
-        with hooks(zip(modules, (_adder(layer, groups, sums) for layer in layers), strict=True)):
-            model.hidden(Inputs(source, target, layout))
-        for i, weights in zip(batch, (sums / counts).cpu(), strict=True):
-            yield i, weights[:, : len(targets[i]) + 1, : len(sources[i])]
-
-
 def _adder(layer: int, groups: Sequence[Sequence[Head]], sums: Float[Tensor, "batch groups step source"]) -> Before:
     """Return a hook that adds up the attention of the heads in each group; it computes that of no other head."""
     some = sorted({head for heads in groups for other, head in heads if other == layer})
 
     def add(args: Sequence[Any]) -> None:
         q, k, _, mask = args
-        weights = attention_weights(q[:, some].float(), k[:, some].float(), mask)
+        weights = attention_weights(q[:, some], k[:, some], mask)
         for number, heads in enumerate(groups):
             own = [some.index(head) for other, head in heads if other == layer]
             sums[:, number] += weights[:, own].sum(1)

@@ -10,7 +10,7 @@ and the other groups only change what its tokens cost.
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sightline.config import SearchConfig
+from sightline.model.cache import rows_of
 from sightline.search.scoring import Scores, highest
 from sightline.search.types import Hypothesis, Request
 from sightline.special import END, PAD, START, UNKNOWN
@@ -58,19 +59,17 @@ class HypothesisState:
     change the structure of a step are tensors too.
     """
 
-    blank: ClassVar[dict[str, float]] = {
-        "tokens": PAD,
-        "log_probs": 0.0,
-        "limits": 1,
-        "least": 0,
-        "cut": False,
-        "prefix": -1,
-    }
-    """The value of each tensor in a row that no sentence uses."""
+    blank: ClassVar[dict[str, float]] = {"limits": 1, "prefix": -1, "is_done": True, "decision_margin": math.inf}
+    """The value of a tensor in the rows that no sentence uses, if it is not 0, as `PAD` is."""
     along: ClassVar[set[str]] = {"tokens", "log_probs", "prefix"}
     """The tensors whose last axis is the position in the answer."""
-    scalars: ClassVar[tuple[str, ...]] = ("length",)
-    """Tensors that all sentences share."""
+    shared: ClassVar[set[str]] = {"length", "never"}
+    """The tensors that all sentences share. Each sentence has rows in the others."""
+
+    is_done: Bool[Tensor, " n"]
+    """Which hypotheses or pools of them are done; the same number for each sentence."""
+    decision_margin: Float[Tensor, " n"]
+    """The smallest gap by which any decision was made, for each of these."""
 
     def __init__(self, requests: Sequence[Request], options: SearchConfig, device: torch.device) -> None:
         self.options, self.beams, self.sentences = options, options.beams, len(requests)
@@ -107,11 +106,11 @@ class HypothesisState:
 
     def done(self) -> Bool[Tensor, " sentences"]:
         """Return which sentences are done."""
-        raise NotImplementedError
+        return self.is_done.view(self.sentences, -1).all(1)
 
     def near_ties(self, tie: float) -> Bool[Tensor, " sentences"]:
         """Return in which sentences a decision was closer than `tie`."""
-        raise NotImplementedError
+        return (self.decision_margin < tie).view(self.sentences, -1).any(1)
 
     def answers(self) -> list[tuple[list[Hypothesis], float]]:
         """Return the best answers to each request, and the smallest gap of any decision on the way."""
@@ -146,53 +145,50 @@ class HypothesisState:
 
     # Batches shrink, and recorded steps have room for more sentences than a batch has.
 
-    def select(self, sentences: Int[Tensor, " kept"]) -> "HypothesisState":
-        """Return a copy of these sentences."""
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors with rows for each sentence, by name."""
+        return {name: x for name, x in vars(self).items() if isinstance(x, Tensor) and name not in self.shared}
+
+    def _with(self, sentences: int, change: Callable[[str, Tensor, int], Tensor]) -> "HypothesisState":
+        """Return a state of this many sentences. `change` takes the name of a tensor, the tensor, and its rows for each
+        sentence."""
         other = copy.copy(self)
-        for name in self.blank:
-            mine = getattr(self, name)
-            setattr(other, name, mine[rows_of(sentences, len(mine) // self.sentences)])
-        for name in self.scalars:
-            setattr(other, name, getattr(self, name).clone())
+        for name, mine in self.tensors().items():
+            setattr(other, name, change(name, mine, len(mine) // self.sentences))
+        other.sentences = sentences
+        return other
+
+    def select(self, sentences: Int[Tensor, " kept"]) -> "HypothesisState":
+        """Return a copy of these sentences. It shares `length` with this state, so only one of the two may grow."""
+        other = self._with(len(sentences), lambda _, mine, times: mine[rows_of(sentences, times)])
         other.forbid = [self.forbid[i] for i in sentences.tolist()] if any(self.forbid) else []
-        other.sentences = len(sentences)
         return other
 
     def allocate(self, sentences: int, longest: int) -> "HypothesisState":
         """Return a blank state of the same structure for this many sentences, and answers of this length."""
-        other = copy.copy(self)
-        for name, value in self.blank.items():
-            mine = getattr(self, name)
-            shape = [sentences * (len(mine) // self.sentences), *mine.shape[1:]]
+
+        def blank(name: str, mine: Tensor, times: int) -> Tensor:
+            shape = [sentences * times, *mine.shape[1:]]
             shape[-1] += longest - self.log_probs.shape[1] if name in self.along else 0
-            setattr(other, name, torch.full(shape, value, dtype=mine.dtype, device=mine.device))
-        for name in self.scalars:
+            return mine.new_full(shape, self.blank.get(name, 0))
+
+        other = self._with(sentences, blank)
+        for name in self.shared:
             setattr(other, name, getattr(self, name).clone())
-        other.sentences = sentences
         return other
 
     def copy_from(self, other: "HypothesisState") -> None:
         """Take over the sentences of another state, not more than this one has room for."""
-        for name, value in self.blank.items():
-            mine, theirs = getattr(self, name), getattr(other, name)
-            mine.fill_(value)
+        for name, theirs in other.tensors().items():
+            mine = getattr(self, name)
+            mine.fill_(self.blank.get(name, 0))
             mine[tuple(slice(size) for size in theirs.shape)] = theirs
-        for name in self.scalars:
+        for name in self.shared:
             getattr(self, name).copy_(getattr(other, name))
 
     def narrow_to(self, sentences: int) -> "HypothesisState":
         """Return a view of the first few sentences."""
-        other = copy.copy(self)
-        for name in self.blank:
-            mine = getattr(self, name)
-            setattr(other, name, mine[: len(mine) // self.sentences * sentences])
-        other.sentences = sentences
-        return other
-
-
-def rows_of(sentences: Int[Tensor, " n"], times: int) -> Int[Tensor, " m"]:
-    """Return the rows of these sentences, each of which has this many."""
-    return (sentences[:, None] * times + torch.arange(times, device=sentences.device)).flatten()
+        return self._with(sentences, lambda _, mine, times: mine[: times * sentences])
 
 
 # --- Beam search
@@ -213,29 +209,11 @@ class Chosen(NamedTuple):
 class Beams(HypothesisState):
     """The hypotheses of a beam search. Rows are beams; those of a pool are neighbours, as are those of a sentence."""
 
-    blank: ClassVar[dict[str, float]] = {
-        **HypothesisState.blank,
-        "alive": -math.inf,
-        "finished": -math.inf,
-        "endings": PAD,
-        "ending_log_probs": 0.0,
-        "ended": 0,
-        "is_done": True,
-        "decision_margin": math.inf,
-        "covered": 0.0,
-        "source": False,
-    }
+    blank: ClassVar[dict[str, float]] = {**HypothesisState.blank, "alive": -math.inf, "finished": -math.inf}
     along: ClassVar[set[str]] = {*HypothesisState.along, "endings", "ending_log_probs"}
-    scalars: ClassVar[tuple[str, ...]] = ("length", "length_penalty", "diversity", "max_finished", "nbest")
+    shared: ClassVar[set[str]] = {*HypothesisState.shared, "length_penalty", "diversity", "max_finished", "nbest"}
 
-    def __init__(
-        self,
-        requests: Sequence[Request],
-        options: SearchConfig,
-        source: Bool[Tensor, "sentences source"],
-    ) -> None:
-        """`source`: which cells of the sources are tokens."""
-        device = source.device
+    def __init__(self, requests: Sequence[Request], options: SearchConfig, device: torch.device) -> None:
         super().__init__(requests, options, device)
         self.width = options.beams // options.groups
         pools, longest = len(requests) * options.groups, self.longest
@@ -249,12 +227,14 @@ class Beams(HypothesisState):
         self.ending_log_probs: Float[Tensor, "pools width longest"] = torch.zeros(*shape, longest, device=device)
         self.ended: Int[Tensor, " pools"] = torch.zeros(pools, dtype=torch.long, device=device)
         """The number of hypotheses that have ended."""
-        self.is_done: Bool[Tensor, " pools"] = torch.zeros(pools, dtype=torch.bool, device=device)
-        self.decision_margin: Float[Tensor, " pools"] = torch.full((pools,), math.inf, device=device)
-        """The smallest gap by which any decision was made."""
-        self.source = source if options.coverage_penalty else source[:, :0]
-        self.covered: Float[Tensor, "rows source"] = torch.zeros(rows, self.source.shape[1], device=device)
-        """Attention that each source token has got, if it counts."""
+        self.is_done = torch.zeros(pools, dtype=torch.bool, device=device)
+        self.decision_margin = torch.full((pools,), math.inf, device=device)
+        lengths = torch.tensor([len(request.source) for request in requests], device=device)
+        columns = int(lengths.max()) if options.coverage_penalty else 0
+        self.source: Bool[Tensor, "sentences source"] = torch.arange(columns, device=device) < lengths[:, None]
+        """Which cells of the sources are tokens, if coverage counts."""
+        self.covered: Float[Tensor, "rows source"] = torch.zeros(rows, columns, device=device)
+        """Attention that each source token has got, if coverage counts."""
         self.length_penalty = torch.tensor(options.length_penalty, device=device)
         self.diversity = torch.tensor(options.diversity, device=device)
         self.max_finished = torch.tensor(options.max_finished(self.width), device=device)
@@ -362,12 +342,6 @@ class Beams(HypothesisState):
             done = worst >= best / limits**self.length_penalty
         return done | (best == -math.inf)
 
-    def done(self) -> Bool[Tensor, " sentences"]:
-        return self.is_done.view(-1, self.options.groups).all(1)
-
-    def near_ties(self, tie: float) -> Bool[Tensor, " sentences"]:
-        return (self.decision_margin < tie).view(-1, self.options.groups).any(1)
-
     def answers(self) -> list[tuple[list[Hypothesis], float]]:
         groups, nbest = self.options.groups, self.options.nbest
         score, order = self.finished.reshape(-1, self.beams).sort(1, descending=True)
@@ -378,7 +352,8 @@ class Beams(HypothesisState):
         lengths = (texts != PAD).sum(2)
         longest = int(lengths.max())
         scale = lengths[:, :nbest] ** self.length_penalty  # ties are those of totals
-        gaps = ((score[:, :nbest] - _next(score, nbest)) * scale).nan_to_num(math.inf).amin(1)
+        after = torch.nn.functional.pad(score[:, 1:], (0, 1), value=-math.inf)
+        gaps = ((score - after)[:, :nbest] * scale).nan_to_num(math.inf).amin(1)
         margin = torch.minimum(self.decision_margin.view(-1, groups).amin(1), gaps)
         shortened = texts[:, :, :longest], log_probs[:, :, :longest]
         found = []
@@ -394,8 +369,3 @@ class Beams(HypothesisState):
                     seen.setdefault(tuple(own), Hypothesis(own, one, logs[:length]))
             found.append((list(seen.values()) or [Hypothesis([], -math.inf, [])], near))  # everything was forbidden
         return found
-
-
-def _next(score: Tensor, count: int) -> Tensor:
-    """Return the score after each of the first `count`; -inf after the last."""
-    return torch.nn.functional.pad(score[:, 1 : count + 1], (0, max(0, count + 1 - score.shape[1])), value=-math.inf)

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from sightline.config import SearchConfig
@@ -78,8 +78,6 @@ def _step(ids: tuple[int, ...], progress: Progress, token: int) -> Progress:
 
 def least_tokens(constraints: Constraints) -> int:
     """Return the number of tokens that the prefix and the required sequences take."""
-    if not constraints.require:
-        return len(constraints.prefix)
     required = Required(constraints.require)
     return len(constraints.prefix) + required.missing(required.after(required.start, constraints.prefix))
 
@@ -101,12 +99,12 @@ class Candidate(NamedTuple):
 class ConstrainedBeams(Beams):
     """The hypotheses of one request, which is searched alone."""
 
-    def __init__(self, request: Request, options: SearchConfig, source: Bool[Tensor, "1 source"]) -> None:
-        """`source`: which cells of the source are tokens."""
-        _check(options, request.constraints)
-        super().__init__([request], options, source)
-        self.forced = len(request.constraints.prefix)
-        self.required = Required(request.constraints.require)
+    def __init__(self, requests: Sequence[Request], options: SearchConfig, device: torch.device) -> None:
+        ((_, _, _, constraints),) = requests
+        _check(options, constraints)
+        super().__init__(requests, options, device)
+        self.forced = len(constraints.prefix)
+        self.required = Required(constraints.require)
         self.progress = {0: self.required.start}
         """Of the rows that grow."""
 
@@ -191,7 +189,7 @@ def _check(options: SearchConfig, constraints: Constraints) -> None:
             raise InputError.of(
                 "require", ids, "contains a character that is not in the vocabulary, or a special token."
             )
-        if any(banned and _is_in(banned, ids) for banned in constraints.forbid):
+        if any(ids[i : i + len(banned)] == banned for banned in constraints.forbid for i in range(len(ids))):
             raise InputError.of("require", ids, "contains a sequence of `forbid`. Leave one out.")
 
 
@@ -207,7 +205,3 @@ def _shared(candidates: Sequence[Candidate], places: int) -> list[Candidate]:
         banks.setdefault(one.missing, []).append(one)
     rounds = zip_longest(*(banks[missing] for missing in sorted(banks)))
     return [one for turn in rounds for one in turn if one is not None][:places]
-
-
-def _is_in(part: list[int], ids: list[int]) -> bool:
-    return any(ids[i : i + len(part)] == part for i in range(len(ids)))

@@ -8,9 +8,8 @@ again alone, and that answer counts. So batches make a search faster and change 
 
 import contextlib
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Int
@@ -23,7 +22,7 @@ from sightline.search.beam import Beams, HypothesisState
 from sightline.search.constrained import ConstrainedBeams, least_tokens
 from sightline.search.recorded import LEAVE, RecordedSearch, graph_pool, release
 from sightline.search.sampling import Samples
-from sightline.search.scoring import Scorer
+from sightline.search.scoring import last_cross_attention, next_scores
 from sightline.search.types import Hypothesis, Request, StepUpdate
 from sightline.special import PAD
 
@@ -100,6 +99,15 @@ def batches(requests: Sequence[Request], budget: int, max_positions: int) -> Ite
         order = order[len(batch) :]
 
 
+def by_size(sizes: Mapping[int, int], budget: int) -> Iterator[list[int]]:
+    """Yield the numbers of rows in batches, the largest first. Each row counts as many positions as the largest."""
+    order = sorted(sizes, key=lambda i: -sizes[i])
+    while order:
+        count = max(1, budget // sizes[order[0]])
+        yield order[:count]
+        order = order[count:]
+
+
 def check(request: Request, max_positions: int) -> None:
     """Raise an InputError if a model with this many positions cannot answer a request."""
     (source, limits, given, constraints), needed = request, least_tokens(request.constraints)
@@ -142,48 +150,34 @@ def padded(
     return ids, torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None]
 
 
-class BatchSearch(Protocol):
-    """The search of one batch: every step computed anew, or recorded steps replayed."""
-
-    @property
-    def state(self) -> HypothesisState:
-        """The hypotheses as they are now; later steps may overwrite them."""
-
-    def advance(self) -> None:
-        """Add one token to every hypothesis."""
-
-    def done(self) -> Bool[Tensor, " sentences"]:
-        """Return which sentences are done."""
-
-    def should_shrink(self, left: int, total: int) -> bool:
-        """Return whether it pays to continue with the sentences that are left alone."""
-
-    def select(self, sentences: Int[Tensor, " kept"]) -> None:
-        """Continue with these sentences only."""
-
-
 class EagerSearch:
-    """A search that computes every step anew."""
+    """The search of one batch that computes every step anew. `RecordedSearch` has the same methods."""
 
+    @torch.no_grad()
     def __init__(self, model: Generative, inputs: Inputs, state: HypothesisState) -> None:
         given = 0 if inputs.target is None else inputs.target.shape[1]
         coverage = state.options.coverage_penalty > 0 and not state.options.sample
-        self.state = state
-        self.scorer = Scorer(model, inputs, beams=state.beams, capacity=given + state.longest, attention=coverage)
+        self.model, self.state, self.watched = model, state, last_cross_attention(model) if coverage else []
+        self.cache = model.start(inputs, beams=state.beams, capacity=given + state.longest)
 
+    @torch.no_grad()
     def advance(self) -> None:
-        rows = self.state.grow(self.scorer.next(self.state.last()))
+        """Add one token to every hypothesis."""
+        rows = self.state.grow(next_scores(self.model, self.state.last(), self.cache, self.watched))
         if rows is not None and self.state.beams > 1:
-            self.scorer.state.reorder(rows)
+            self.cache.reorder(rows)
 
     def done(self) -> Bool[Tensor, " sentences"]:
+        """Return which sentences are done."""
         return self.state.done()
 
     def should_shrink(self, left: int, total: int) -> bool:
+        """Return whether it pays to continue with the sentences that are left alone."""
         return total - left >= LEAVE * total
 
     def select(self, sentences: Int[Tensor, " kept"]) -> None:
-        self.scorer.state.select(sentences)
+        """Continue with these sentences only."""
+        self.cache.select(sentences)
         self.state = self.state.select(sentences)
 
 
@@ -203,7 +197,6 @@ class Run:
     sent: dict[int, int] = field(default_factory=dict)
     """The number of tokens that were reported of each streamed answer."""
 
-    @torch.no_grad()
     def batch(self, batch: Sequence[int]) -> Iterator[StepUpdate]:
         """Search one batch, given as numbers of requests."""
         alone, here, written = len(batch) == 1, list(batch), 0
@@ -255,16 +248,12 @@ class Run:
         return new
 
     @contextlib.contextmanager
-    def _start(self, batch: Sequence[int]) -> Iterator[BatchSearch]:
+    def _start(self, batch: Sequence[int]) -> Iterator[EagerSearch | RecordedSearch]:
         """Start the search of a batch: with recorded steps if possible; not for coverage, `require` and `forbid`."""
         requests, options, device = [self.requests[i] for i in batch], self.options, self.model.device
         inputs, constrained = inputs_of(requests, device), any(requests[0].constraints.require)
-        state: HypothesisState
-        if options.sample and not constrained:
-            state = Samples(requests, options, device)
-        else:
-            cells = source_cells(inputs, len(requests), device)
-            state = ConstrainedBeams(requests[0], options, cells) if constrained else Beams(requests, options, cells)
+        kind = ConstrainedBeams if constrained else Samples if options.sample else Beams
+        state = kind(requests, options, device)
         coverage = options.coverage_penalty > 0 and not options.sample
         recordable = not (coverage or constrained or any(state.forbid))
         with graph_pool(self.model) if recordable else contextlib.nullcontext() as pool:
@@ -272,12 +261,3 @@ class Run:
                 yield EagerSearch(self.model, inputs, state)
             else:
                 yield RecordedSearch(pool, self.model, inputs, state)
-
-
-def source_cells(inputs: Inputs, sentences: int, device: torch.device) -> Bool[Tensor, "sentences source"]:
-    """Return which cells of the sources are tokens."""
-    if inputs.source is None:
-        return torch.zeros(sentences, 0, dtype=torch.bool, device=device)
-    if isinstance(inputs.source_layout, Tensor):
-        return inputs.source_layout
-    return torch.ones_like(inputs.source, dtype=torch.bool)

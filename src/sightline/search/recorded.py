@@ -17,10 +17,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sightline.config import SearchConfig
-from sightline.model.kernels.decode import summary
+from sightline.config import ModelConfig, SearchConfig
+from sightline.errors import InputError
+from sightline.model.cache import Cache, CrossKV, rows_of
+from sightline.model.kernels.decode import DecodeWindow, summary
+from sightline.model.mask import Layout, Mask
 from sightline.model.protocol import Generative, Inputs
-from sightline.model.static_cache import StaticCache
 from sightline.search.beam import HypothesisState
 from sightline.search.sampling import top_k_bucket
 from sightline.search.scoring import Scores
@@ -34,20 +36,10 @@ MAX_SLOTS = 100
 """Slots of a model that are kept."""
 
 
-class Structure(NamedTuple):
-    """The options that change the kernels of a step."""
-
-    beams: int
-    groups: int
-    sample: bool
-    top_k: int
-    stop: str
-    has_least: bool
-
-    @classmethod
-    def of(cls, options: SearchConfig, has_least: bool) -> "Structure":
-        top_k = top_k_bucket(options.top_k) if options.sample else 0
-        return cls(options.beams, options.groups, options.sample, top_k, options.stop, has_least)
+def structure(options: SearchConfig, has_least: bool) -> tuple[int | bool | str, ...]:
+    """Return the options that change the kernels of a step."""
+    top_k = top_k_bucket(options.top_k) if options.sample else 0
+    return options.beams, options.groups, options.sample, top_k, options.stop, has_least
 
 
 class Shape(NamedTuple):
@@ -57,16 +49,92 @@ class Shape(NamedTuple):
     source: int
     given: int
     capacity: int
-    structure: Structure
+    structure: tuple[int | bool | str, ...]
+
+
+class StaticCache(Cache):
+    """A cache with the same shapes and addresses at every step, for `torch.compile` and CUDA graphs.
+
+    It takes one token per step and attends through a `DecodeWindow`. Reordering its rows copies no keys: it changes
+    `row_index`, the row that stores each key. A recorded graph of `step` and `reorder` works on the tensors of this
+    cache, so record it once and replay it with any content: fill the cache with `copy_from`, and take sentences out
+    with `extract`, as `select` is for growing caches only. No method waits for the device.
+    """
+
+    def __init__(
+        self, config: ModelConfig, sentences: int, beams: int, capacity: int, source: int, storage: Float[Tensor, " n"]
+    ) -> None:
+        """Create an empty cache. `source`: columns for the keys and values of encoder-decoder attention, if any.
+        `storage`: a vector of `storage_size` numbers or more for all keys and values. Caches may take turns in it."""
+        super().__init__(config, sentences, beams, capacity, like=storage, storage=storage)
+        self.source_lengths: Int[Tensor, " sentences"] = torch.ones_like(self.row_ids[:sentences])
+        mask, stack = Mask(window=DecodeWindow(self.source_lengths)), config.decoder
+        if source:
+            cross = storage[2 * self.keys.numel() : self.storage_size(config, sentences, beams, capacity, source)]
+            stored = cross.view(stack.layers, 2, sentences, stack.heads, source, -1)
+            self.cross = [CrossKV(keys, values, mask) for keys, values in stored]
+        self.row_index: Int[Tensor, "rows capacity"] = self.row_ids[:, None].repeat(1, capacity)
+
+    @staticmethod
+    def storage_size(config: ModelConfig, sentences: int, beams: int, capacity: int, source: int) -> int:
+        """Return how many numbers the storage of a cache needs."""
+        return 2 * config.decoder.layers * config.d_model * sentences * (beams * capacity + source)
+
+    def next_positions(self, ids: Int[Tensor, "rows new"], layout: Layout = None) -> Int[Tensor, "rows new"]:
+        if ids.shape[1] != 1 or layout is not None:
+            raise InputError("A static cache takes one token of each row per step.")
+        positions = super().next_positions(ids)
+        self.visible, self.uniform_length = self.capacity, False
+        return positions
+
+    def mask(self, positions: Int[Tensor, "rows new"]) -> Mask:
+        self.row_index.scatter_(1, positions, self.row_ids[:, None])
+        return Mask(window=DecodeWindow(positions[:, 0] + 1, self.row_index))
+
+    def advance(self, ids: Int[Tensor, "rows new"], layout: Layout = None) -> None:
+        """Count the new tokens. A compiled or recorded step does not change `used`: it must not depend on a number that
+        grows, and its replays do not run this code."""
+        used = self.used
+        super().advance(ids, layout)
+        if torch.compiler.is_compiling() or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self.used = used
+
+    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
+        self.row_index.copy_(self.row_index[rows])
+        self.lengths.copy_(self.lengths[rows])
+
+    def extract(self, sentences: Int[Tensor, " some"], columns: int) -> Cache:
+        """Return a growing cache with copies of these sentences. `columns`: how many columns of their rows to copy, at
+        least the longest length (the caller counts the steps, since replays cannot)."""
+        rows, positions = rows_of(sentences, self.beams), torch.arange(columns, device=sentences.device)
+        cross = [layer.select(sentences) for layer in self.cross]
+        taken = Cache(self.config, len(sentences), self.beams, columns, like=self.keys, cross=cross)
+        stored = self.row_index[rows, :columns]
+        for mine, theirs in ((taken.keys, self.keys), (taken.values, self.values)):
+            mine.copy_(theirs[:, stored, :, positions].permute(2, 0, 3, 1, 4))
+        taken.lengths, taken.used, taken.uniform_length = self.lengths[rows], columns, False
+        return taken
+
+    def copy_from(self, other: Cache) -> None:
+        """Continue the sentences of a growing cache: copy them to the first rows, their keys and values and those of
+        their sources to the first columns. The other cache has the same number of beams, or one, which is copied to all
+        beams."""
+        super().copy_from(other)
+        self.row_index.copy_(self.row_ids[:, None].expand_as(self.row_index))
+        self.source_lengths.fill_(1)  # of blank sentences: an empty row would give NaN
+        for mine, (keys, values, mask) in zip(self.cross, other.cross, strict=True):
+            sentences, _, columns, _ = keys.shape
+            mine.keys[:sentences, :, :columns], mine.values[:sentences, :, :columns] = keys, values
+            if mask.window is not None:
+                self.source_lengths[:sentences] = mask.window.lengths
+            else:
+                self.source_lengths[:sentences] = columns if mask.allowed is None else mask.allowed[:, 0, 0].sum(1)
 
 
 class GraphSlot(NamedTuple):
     """The addresses that all searches of one shape read and write."""
 
-    source: Int[Tensor, "sentences source"]
-    source_lengths: Int[Tensor, " sentences"]
-    given: Int[Tensor, "sentences given"]
-    given_lengths: Int[Tensor, " sentences"]
+    inputs: Inputs
     cache: StaticCache
     state: HypothesisState
     graphs: dict[str, Any]
@@ -87,26 +155,18 @@ class GraphPool:
         """Return the slot of a shape. The content of other slots is lost."""
         if shape in self.slots:
             return self.slots[shape]
-        sentences, device = shape.sentences, self.storage.device
+        sentences = shape.sentences
         size = StaticCache.storage_size(model.config, sentences, state.beams, shape.capacity, shape.source)
         if len(self.storage) < size:  # older slots keep the older storage, which is smaller
             self.storage = self.storage.new_zeros(max(size, 2 * len(self.storage)))
-        source = torch.full((sentences, shape.source), PAD, device=device)
-        given = torch.full((sentences, shape.given), PAD, device=device)
-        source_lengths, given_lengths = (torch.ones(sentences, dtype=torch.long, device=device) for _ in range(2))
-        cache = StaticCache(
-            model.config,
-            sentences,
-            state.beams,
-            shape.capacity,
-            like=self.storage,
-            source=shape.source,
-            storage=self.storage,
-        )
+        source, given = (self.storage.new_empty(sentences, n, dtype=torch.long) for n in (shape.source, shape.given))
+        source_layout, layout = (torch.empty_like(ids, dtype=torch.bool) for ids in (source, given))
+        inputs = Inputs(source if shape.source else None, given, source_layout, layout)
+        cache = StaticCache(model.config, sentences, state.beams, shape.capacity, shape.source, self.storage)
         if len(self.slots) >= MAX_SLOTS:
             del self.slots[next(iter(self.slots))]
         own = state.allocate(sentences, shape.capacity)
-        self.slots[shape] = GraphSlot(source, source_lengths, given, given_lengths, cache, own, {})
+        self.slots[shape] = GraphSlot(inputs, cache, own, {})
         return self.slots[shape]
 
     def replay(self, work: Callable[[Generative, GraphSlot], None], model: Generative, slot: GraphSlot) -> None:
@@ -115,12 +175,12 @@ class GraphPool:
             slot.graphs[work.__name__].replay()
             return
         work(model, slot)
-        if slot.given.is_cuda:
+        if self.storage.is_cuda:
             slot.graphs[work.__name__] = self._record(work, model, slot)
 
     def _record(self, work: Callable[[Generative, GraphSlot], None], model: Generative, slot: GraphSlot) -> Any:
         """Record the work without running it. It has run once by now, so that everything it needs is ready."""
-        graph, device = torch.cuda.CUDAGraph(), slot.given.device
+        graph, device = torch.cuda.CUDAGraph(), self.storage.device
         current, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
@@ -133,13 +193,8 @@ class GraphPool:
 
 
 def read(model: Generative, slot: GraphSlot) -> None:
-    """Read the sources and given texts of a slot. A blank sentence counts as one token."""
-    device = slot.given.device
-    source_layout = torch.arange(slot.source.shape[1], device=device) < slot.source_lengths[:, None]
-    layout = torch.arange(slot.given.shape[1], device=device) < slot.given_lengths[:, None]
-    source = slot.source if slot.source.shape[1] else None
-    inputs = Inputs(source, slot.given, source_layout, layout)
-    state: Any = model.start(inputs, capacity=max(1, slot.given.shape[1]))
+    """Read the sources and given texts of a slot."""
+    state: Any = model.start(slot.inputs, capacity=max(1, slot.inputs.require("target").shape[1]))
     slot.cache.copy_from(state)
 
 
@@ -207,11 +262,11 @@ class RecordedSearch:
             0 if source is None else min(_rounded(source.shape[1], 16), longest),
             0 if given == 0 else min(_rounded(given, 16), longest),
             min(_rounded(given + state.longest, 64), longest),
-            Structure.of(state.options, state.has_least),
+            structure(state.options, state.has_least),
         )
         self.slot = slot = pool.slot(model, self.shape, state)
-        _fill(slot.source, slot.source_lengths, source, inputs.source_layout)
-        _fill(slot.given, slot.given_lengths, inputs.target, inputs.target_layout)
+        _fill(slot.inputs.source, slot.inputs.source_layout, source, inputs.source_layout)
+        _fill(slot.inputs.target, slot.inputs.target_layout, inputs.target, inputs.target_layout)
         pool.replay(read, model, slot)
         slot.state.copy_from(state)
 
@@ -244,13 +299,15 @@ class RecordedSearch:
         self.slot.state.copy_from(state)
 
 
-def _fill(ids: Tensor, lengths: Tensor, rows: Tensor | None, layout: Any) -> None:
-    """Copy padded rows and their lengths into a slot."""
+def _fill(ids: Tensor | None, cells: Any, rows: Tensor | None, layout: Any) -> None:
+    """Copy padded rows and their layout into a slot. A blank sentence counts as one token."""
+    if ids is None or rows is None:
+        return
     ids.fill_(PAD)
-    lengths.fill_(1)
-    if rows is not None:
-        ids[: len(rows), : rows.shape[1]] = rows
-        lengths[: len(rows)] = rows.shape[1] if layout is None else layout.sum(1)
+    ids[: len(rows), : rows.shape[1]] = rows
+    cells.fill_(False)
+    cells[:, :1] = True
+    cells[: len(rows), : rows.shape[1]] = True if layout is None else layout
 
 
 def _rounded(length: int, least: int) -> int:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from sightline.config import SearchConfig
@@ -28,14 +28,8 @@ UNLIKELY = 2e-4
 class Samples(HypothesisState):
     """The samples of a batch of requests, `beams` neighbouring rows for each, all independent."""
 
-    blank: ClassVar[dict[str, float]] = {
-        **HypothesisState.blank,
-        "ended": True,
-        "decision_margin": math.inf,
-        "draws": 0.0,
-    }
     along: ClassVar[set[str]] = {*HypothesisState.along, "draws"}
-    scalars: ClassVar[tuple[str, ...]] = ("length", "temperature", "top_k", "top_p", "min_p")
+    shared: ClassVar[set[str]] = {*HypothesisState.shared, "temperature", "top_k", "top_p", "min_p"}
 
     def __init__(self, requests: Sequence[Request], options: SearchConfig, device: torch.device) -> None:
         super().__init__(requests, options, device)
@@ -43,8 +37,8 @@ class Samples(HypothesisState):
         seeds = [[options.seed, *request.source, *request.given] for request in requests]
         draws = np.concatenate([np.random.default_rng(seed).random(shape).T for seed in seeds])
         self.draws: Float[Tensor, "rows longest"] = torch.from_numpy(draws).float().to(device)
-        self.ended: Bool[Tensor, " rows"] = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.decision_margin: Float[Tensor, " rows"] = torch.full((rows,), math.inf, device=device)
+        self.is_done = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.decision_margin = torch.full((rows,), math.inf, device=device)
         self.temperature = torch.tensor(max(options.temperature, LEAST), device=device)
         self.top_k = torch.tensor(options.top_k or 2**62, device=device)
         self.top_p = torch.tensor(max(options.top_p, LEAST), device=device)
@@ -66,13 +60,13 @@ class Samples(HypothesisState):
         chosen = torch.minimum((reached <= draw * total).sum(1), (reached < total).sum(1))[:, None]
         if scores.values.dtype == torch.float32:  # with coarser numbers, ties are not searched again
             gap = torch.minimum((reached / total - draw).abs().amin(1), self._edge(value, p, before))
-            self.decision_margin.copy_(torch.minimum(self.decision_margin, gap.masked_fill(self.ended, math.inf)))
-        drawn = chosen.masked_fill(self.ended[:, None], END)
+            self.decision_margin.copy_(torch.minimum(self.decision_margin, gap.masked_fill(self.is_done, math.inf)))
+        drawn = chosen.masked_fill(self.is_done[:, None], END)
         values = torch.where(forced.token >= 0, forced.value, scores.values.gather(1, chosen).float())
-        log_prob = (values - scores.norm[:, None]).masked_fill(self.ended[:, None], 0.0)
+        log_prob = (values - scores.norm[:, None]).masked_fill(self.is_done[:, None], 0.0)
         self.tokens.index_copy_(1, self.length.view(1), drawn)
         self.log_probs.index_copy_(1, position, log_prob)
-        self.ended |= (drawn[:, 0] == END) | self.at_limit().repeat_interleave(self.beams)
+        self.is_done |= (drawn[:, 0] == END) | self.at_limit().repeat_interleave(self.beams)
         self.length += 1
 
     def _edge(
@@ -87,12 +81,6 @@ class Samples(HypothesisState):
         return torch.minimum(
             close.masked_fill(p <= UNLIKELY, math.inf).amin(1), torch.where(likely, last, math.inf)[:, 0]
         )
-
-    def done(self) -> Bool[Tensor, " sentences"]:
-        return self.ended.view(-1, self.beams).all(1)
-
-    def near_ties(self, tie: float) -> Bool[Tensor, " sentences"]:
-        return (self.decision_margin < tie).view(-1, self.beams).any(1)
 
     def answers(self) -> list[tuple[list[Hypothesis], float]]:
         found = []

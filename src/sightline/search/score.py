@@ -9,28 +9,19 @@ from torch import Tensor
 
 from sightline.model.protocol import Inputs, Model
 from sightline.search.beam import NEVER
-from sightline.search.driver import BATCH_TOKENS, padded
+from sightline.search.driver import BATCH_TOKENS, by_size, padded
 from sightline.search.types import Request
 from sightline.special import END
 
 
 @torch.no_grad()
-def score(
-    models: Sequence[Model],
-    requests: Sequence[Request],
-    answers: Sequence[Sequence[int]],
-    *,
-    batch_tokens: int = BATCH_TOKENS,
-) -> list[list[float]]:
+def score(models: Sequence[Model], requests: Sequence[Request], answers: Sequence[Sequence[int]]) -> list[list[float]]:
     """Return the log-probability of each token of each answer and of the end after it; of several models, by the mean
     of their probabilities."""
     found: list[list[float]] = [[] for _ in requests]
     texts = [[*request.given, *answer, END] for request, answer in zip(requests, answers, strict=True)]
-    size = [len(request.source) + len(text) for request, text in zip(requests, texts, strict=True)]
-    order = sorted(range(len(requests)), key=lambda i: -size[i])
-    while order:
-        batch = order[: max(1, batch_tokens // size[order[0]])]
-        order = order[len(batch) :]
+    sizes = {i: len(request.source) + len(text) for i, (request, text) in enumerate(zip(requests, texts, strict=True))}
+    for batch in by_size(sizes, BATCH_TOKENS):
         target, _ = padded([texts[i] for i in batch], models[0].classifier.weight.device)
         log_probs = _log_probs(models, [requests[i] for i in batch], [texts[i][:-1] for i in batch])
         rows = log_probs.gather(2, target[:, 1:, None])[:, :, 0].tolist()

@@ -32,11 +32,10 @@ class Scores(NamedTuple):
             self.maxima[:, 0] = self.values[:, :CHUNK].amax(1)
 
 
-class EnsembleState:
+class EnsembleState(NamedTuple):
     """The states of the members of an ensemble."""
 
-    def __init__(self, states: Sequence[DecodeState]) -> None:
-        self.states = states
+    states: Sequence[DecodeState]
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         for state in self.states:
@@ -63,34 +62,22 @@ class Ensemble:
         return torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))
 
 
-class Scorer:
-    """A model and the state of a batch."""
+def next_scores(
+    model: Generative, tokens: Int[Tensor, "rows 1"], state: DecodeState, watched: Sequence[nn.Module] = ()
+) -> Scores:
+    """Return the scores of the tokens that can follow these. `watched`: the attention to the source to return, as their
+    mean."""
+    seen: list[Tensor] = []
 
-    @torch.no_grad()
-    def __init__(
-        self, model: Generative, inputs: Inputs, *, beams: int, capacity: int, attention: bool = False
-    ) -> None:
-        """`attention`: return what each new token attends to in the source."""
-        self.model = model
-        self.watched = last_cross_attention(model) if attention else []
-        self.state = model.start(inputs, beams=beams, capacity=capacity)
+    def look(args: Sequence[Any]) -> None:
+        q, k, _, mask = args
+        seen.append(attention_weights(q, k, mask).mean(1))
 
-    @torch.no_grad()
-    def next(self, tokens: Int[Tensor, "rows 1"]) -> Scores:
-        """Return the scores of the tokens that can follow these."""
-        if not self.watched:
-            logits = self.model.step(tokens, self.state)
-            return Scores(logits, logits.float().logsumexp(-1))
-        seen: list[Tensor] = []
-
-        def look(args: Sequence[Any]) -> None:
-            q, k, _, mask = args
-            seen.append(attention_weights(q.float(), k.float(), mask).mean(1))
-
-        with hooks([(module, look) for module in self.watched]):
-            logits = self.model.step(tokens, self.state)
-        weights = torch.stack(seen).mean(0).flatten(0, 1)  # the beams of a sentence are queries of one row
-        return Scores(logits, logits.float().logsumexp(-1), attention=weights)
+    with hooks([(module, look) for module in watched]):
+        logits = model.step(tokens, state)
+    # The beams of a sentence are queries of one row.
+    weights = torch.stack(seen).mean(0).flatten(0, 1) if watched else None
+    return Scores(logits, logits.float().logsumexp(-1), attention=weights)
 
 
 def last_cross_attention(model: Generative) -> list[nn.Module]:
@@ -98,9 +85,8 @@ def last_cross_attention(model: Generative) -> list[nn.Module]:
     models = model.models if isinstance(model, Ensemble) else [model]
     found: list[nn.Module] = []
     for one in models:
-        layers = (
-            [part for part in one.modules() if isinstance(part, CrossAttention)] if isinstance(one, nn.Module) else []
-        )
+        parts = one.modules() if isinstance(one, nn.Module) else ()
+        layers = [part for part in parts if isinstance(part, CrossAttention)]
         if not layers:
             raise ConfigError.of(
                 "coverage_penalty",

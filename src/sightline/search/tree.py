@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from sightline.config import SearchConfig
 from sightline.errors import InputError
 from sightline.model.protocol import Generative
 from sightline.search.beam import Beams, Chosen, Forced
-from sightline.search.driver import EagerSearch, check, inputs_of, source_cells
+from sightline.search.driver import EagerSearch, check, inputs_of
 from sightline.search.scoring import Scores
 from sightline.search.types import Hypothesis, Request
 from sightline.special import END
@@ -56,8 +56,8 @@ class Tree(NamedTuple):
 class WatchedBeams(Beams):
     """The hypotheses of one request, with all that were ever considered."""
 
-    def __init__(self, requests: Sequence[Request], options: SearchConfig, source: Bool[Tensor, "1 source"]) -> None:
-        super().__init__(requests, options, source)
+    def __init__(self, requests: Sequence[Request], options: SearchConfig, device: torch.device) -> None:
+        super().__init__(requests, options, device)
         self.nodes: list[Node] = []
         self.numbers = [-1] * options.beams
         """The node of each row."""
@@ -86,7 +86,6 @@ class WatchedBeams(Beams):
         return rows
 
 
-@torch.no_grad()
 def grow_tree(model: Generative, request: Request, options: SearchConfig) -> Tree:
     """Search with beams, as `search` does, and return all hypotheses that were considered."""
     given = {
@@ -99,12 +98,9 @@ def grow_tree(model: Generative, request: Request, options: SearchConfig) -> Tre
         if is_set:
             raise InputError(f"The tree of a search with `{option}` cannot be shown. Leave it out.", option=option)
     check(request, model.config.positions.max_length)
-    inputs = inputs_of([request], model.device)
-    state = WatchedBeams([request], options, source_cells(inputs, 1, model.device))
-    search = EagerSearch(model, inputs, state)
-    for _ in range(state.longest):
+    state = WatchedBeams([request], options, model.device)
+    search = EagerSearch(model, inputs_of([request], model.device), state)
+    while not search.done().all():
         search.advance()
-        if bool(search.done().all()):
-            break
     ((answers, _),) = state.answers()
     return Tree(state.nodes, answers)

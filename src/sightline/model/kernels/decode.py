@@ -110,9 +110,7 @@ if triton is not None:
             mean = mean * fade + tl.sum(weight[:, None] * values, 0)
             total = total * fade + tl.sum(weight, 0)
             highest = higher
-        tl.store(
-            out + tl.program_id(0).to(tl.int64) * D + column, mean / tl.maximum(total, 1.0), wide
-        )  # the total is 0 without keys, else at least 1
+        tl.store(out + tl.program_id(0).to(tl.int64) * D + column, mean / tl.maximum(total, 1.0), wide)
 
     @triton.jit(do_not_specialize=["n", "chunks"])
     @no_type_check

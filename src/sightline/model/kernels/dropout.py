@@ -20,13 +20,12 @@ class Dropout(nn.Dropout):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        compiling = torch.compiler.is_compiling()
-        if not 0 < self.p < 1 or (compiling and self.seed is None) or (not compiling and x.device.type != "cpu"):
-            return super().forward(x)
-        if compiling:
-            assert self.seed is not None  # noqa: S101 - for mypy
+        compiling, some = torch.compiler.is_compiling(), 0 < self.p < 1
+        if some and compiling and self.seed is not None:
             return x * (dropout_mask(self.seed, x.shape, self.p, x.device).to(x.dtype) / (1 - self.p))
-        return x * dropout_mask_cpu(x.shape, self.p).to(x.dtype).div_(1 - self.p)
+        if some and not compiling and x.device.type == "cpu":
+            return x * dropout_mask_cpu(x.shape, self.p).to(x.dtype).div_(1 - self.p)
+        return super().forward(x)
 
 
 def dropout_mask(seed: Int[Tensor, ""], shape: torch.Size, p: float, device: torch.device) -> Tensor:
