@@ -27,7 +27,7 @@ from sightline.data.corpus import Corpus, Dialogue, Parallel, Table, Text, read_
 from sightline.errors import InputError
 from sightline.files import draft_folder, read_json_object
 from sightline.special import END
-from sightline.text.dialogue import DialogueFormat, alternating_turns
+from sightline.text.dialogue import training_sequences
 from sightline.text.tokenizer import Tokenizer
 
 FORMAT = 4
@@ -336,23 +336,19 @@ def _make_texts(draft: _Draft, corpora: Sequence[Text], tokenizer: Tokenizer, co
 def _make_dialogues(
     draft: _Draft, corpora: Sequence[Dialogue], tokenizer: Tokenizer, context: int, progress: Progress
 ) -> None:
-    form = DialogueFormat(tokenizer)
     for corpus in corpora:
         for dialogues in _chunks(read_dialogues(corpus), lambda turns: sum(map(len, turns))):
-            spoken = [alternating_turns(texts) for texts in dialogues]
-            encoded = iter(form.encode([turn for turns in spoken for turn in turns]))
-            sequences, masks = [], []
-            for turns in spoken:
-                sequence, mask = form.training_sequence(turns, [next(encoded) for _ in turns], context)
-                empty = not any(turn.text.strip() for turn in turns)
-                verdict = "empty" if empty else "kept" if any(mask) else "too_long"
+            kept = []
+            found = training_sequences(dialogues, tokenizer, context)
+            for turns, (sequence, mask) in zip(dialogues, found, strict=True):
+                verdict = "empty" if not "".join(turns).strip() else "kept" if any(mask) else "too_long"
                 draft.counts[Counts._fields.index(verdict)] += 1
                 if verdict == "kept":
-                    sequences.append(sequence)
-                    masks.append(mask)
-            ids, lengths = _flat(tokenizer, sequences)
+                    kept.append((sequence, mask))
+            ids, lengths = _flat(tokenizer, [sequence for sequence, _ in kept])
             draft.add("target", ids, lengths)
-            draft.add("loss_mask", np.fromiter(chain.from_iterable(masks), np.uint8, len(ids)), lengths)
+            in_loss = chain.from_iterable(mask for _, mask in kept)
+            draft.add("loss_mask", np.fromiter(in_loss, np.uint8, len(ids)), lengths)
             progress(int(draft.counts.sum()))
         draft.end_part()
     if not draft.counts[0]:
