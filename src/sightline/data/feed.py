@@ -4,9 +4,9 @@ The stream is a pure function of the seed, so a run that is resumed at an epoch 
 batches. An update takes the next few batches; with several processes, each takes its share of them.
 """
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -132,37 +132,12 @@ def _pairs(chosen: Shared | NDArray[np.int64]) -> NDArray[np.int64]:
 
 def ahead(make: Callable[[], Iterator[Item]], depth: int = 8) -> Generator[Item, None, None]:
     """Yield the items of an iterator that runs in a thread, up to `depth` items ahead."""
-    ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
-    closed = threading.Event()
-
-    def put(item: tuple[Any, BaseException | None]) -> bool:
-        while not closed.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def work() -> None:
-        try:
-            for item in make():
-                if not put((item, None)):
-                    return
-            put((None, StopIteration()))
-        except BaseException as error:
-            put((None, error))
-
-    thread = threading.Thread(target=work, name="sightline batches", daemon=True)
-    thread.start()
+    items, end = make(), object()
+    thread = ThreadPoolExecutor(1, "sightline batches")
     try:
-        while True:
-            item, error = ready.get()
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
-            yield item
+        waiting = deque(thread.submit(next, items, end) for _ in range(depth + 1))
+        while (item := waiting.popleft().result()) is not end:
+            waiting.append(thread.submit(next, items, end))
+            yield item  # type: ignore[misc]
     finally:
-        closed.set()
-        thread.join()
+        thread.shutdown(cancel_futures=True)
