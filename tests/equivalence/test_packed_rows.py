@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.data.batches import collate, collate_shared, plan_shared
+from sightline.data.batches import collate, plan_shared
 from sightline.data.builtin import generate
 from sightline.data.corpus import Dialogue, Table, Text
 from sightline.data.store import prepare, prepare_dialogues, prepare_texts
@@ -54,7 +54,7 @@ def rows_of(store, chosen, budget):
     target = store.target.lengths
     source = target if store.source is None else store.source.lengths
     for shared in plan_shared(source, target, budget, 0, 0, np.array(chosen)):
-        yield collate_shared(store, shared), collate(store, shared.pairs)
+        yield collate(store, shared), collate(store, shared.pairs)
 
 
 def exercise(kind, batch):

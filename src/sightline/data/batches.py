@@ -193,106 +193,70 @@ class Batch(NamedTuple):
         return [part for part in parts if isinstance(part, Tensor)]
 
 
-def collate(store: Store, indices: Sequence[int] | Ints) -> Batch:
-    """Return a batch of padded rows, one per sentence. Sources end in END; target inputs begin with START."""
-    pairs = np.asarray(indices, np.int64)
-    into = np.arange(len(pairs))
-    source = None if store.source is None else _Cells(*store.source.take(pairs), into, len(pairs))
-    target = _Cells(*store.target.take(pairs), into, len(pairs))
-    source_ids = None if source is None else source.rows(source.ids, last=END)
+def collate(store: Store, chosen: Shared | Sequence[int] | Ints) -> Batch:
+    """Return a batch of packed rows, or of padded rows, one per sentence. Sources end in END; target inputs begin with
+    START."""
+    if not isinstance(chosen, Shared):
+        pairs = np.asarray(chosen, np.int64)
+        chosen = Shared(pairs, np.arange(len(pairs)), len(pairs), length=0)
+    source = None if store.source is None else _Cells(store.source, chosen)
+    target = _Cells(store.target, chosen)
     target_out = target.rows(target.ids, last=END)
-    return _mask_loss(
-        store,
-        target,
-        pairs,
-        Batch(
-            source=source_ids,
-            source_layout=None if source_ids is None else source_ids != PAD,
-            target_in=target.rows(target.ids, first=START),
-            target_out=target_out,
-            target_layout=target_out != PAD if source is None else None,
-            tokens=int(target.sizes.sum()),
-        ),
-    )
-
-
-def collate_shared(store: Store, shared: Shared) -> Batch:
-    """Return a batch of packed rows."""
-    pairs, row, rows, length = shared
-    source = None if store.source is None else _Cells(*store.source.take(pairs), row, rows, length)
-    target = _Cells(*store.target.take(pairs), row, rows, length)
-    none = np.full(rows, -1)
-    return _mask_loss(
-        store,
-        target,
-        pairs,
-        Batch(
-            source=None if source is None else source.rows(source.ids, last=END),
-            source_layout=None if source is None else source.layout(blank=none),
-            target_in=target.rows(target.ids, first=START),
-            target_out=target.rows(target.ids, last=END),
-            # Without a source, unused cells belong to the row's first sentence: its causal mask hides them.
-            target_layout=target.layout(blank=none if source is None else target.first_of_row()),
-            tokens=int(target.sizes.sum()),
-        ),
+    if source is None:
+        # Not in the loss: the END after a piece of text, which does not end there, and tokens outside the loss mask.
+        target_out.view(-1)[target.start + target.sizes - 1] = PAD
+    if store.loss_mask is not None:
+        target_out[target.rows(store.loss_mask.take(chosen.pairs)[0], last=1) == 0] = PAD
+    return Batch(
+        source=None if source is None else source.rows(source.ids, last=END),
+        source_layout=None if source is None else source.layout(),
+        target_in=target.rows(target.ids, first=START),
+        target_out=target_out,
+        target_layout=target.layout(unused_in_first=source is not None) if chosen.length or source is None else None,
+        tokens=int((target_out != PAD).sum()),
     )
 
 
 class _Cells:
-    """Positions of the tokens in the rows of a batch."""
+    """Positions of the tokens of one side in the rows of a batch."""
 
-    def __init__(self, ids: NDArray[Any], lengths: Ints, row: Ints, rows: int, length: int | None = None) -> None:
-        self.ids, self.sizes, self.row = ids, lengths + 1, row
-        order = np.argsort(row, kind="stable")
-        filled = np.bincount(row, self.sizes, rows).astype(np.int64)  # used cells of each row
-        self.length = length or int(filled.max())
+    def __init__(self, side: Side, chosen: Shared) -> None:
+        self.ids, lengths = side.take(chosen.pairs)
+        self.sizes, self.row, self.packed = lengths + 1, chosen.row, chosen.length > 0
+        order = np.argsort(self.row, kind="stable")
+        filled = np.bincount(self.row, self.sizes, chosen.rows).astype(np.int64)  # used cells of each row
+        self.shape = (chosen.rows, chosen.length or int(filled.max()))
         ends = self.sizes[order].cumsum()
-        begins_of_rows = np.repeat(filled.cumsum() - filled, np.bincount(row, minlength=rows))
+        begins_of_rows = np.repeat(filled.cumsum() - filled, np.bincount(self.row, minlength=chosen.rows))
         self.offset = np.empty_like(self.sizes)  # of each sentence in its row
         self.offset[order] = ends - self.sizes[order] - begins_of_rows
-        self.shape = (rows, self.length)
-        self.start = row * self.length + self.offset
-        self.sentence, self.position = _spread(self.sizes)
+        self.start = self.row * self.shape[1] + self.offset
+        self.sentence = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        self.position = np.arange(len(self.sentence)) - np.repeat(self.sizes.cumsum() - self.sizes, self.sizes)
         self.cells = np.repeat(self.start, self.sizes) + self.position
 
     def rows(self, values: NDArray[Any], first: int = PAD, last: int = PAD) -> Tensor:
         """Return rows with the values of the tokens, after `first` or before `last`; PAD elsewhere."""
-        cells = np.full(self.shape[0] * self.shape[1], PAD, np.int64)
+        cells = np.full(self.shape[0] * self.shape[1], PAD)
         edge = self.position == (np.repeat(self.sizes, self.sizes) - 1 if last else 0)
         cells[self.cells[~edge]] = values
         cells[self.cells[edge]] = first or last
         return torch.from_numpy(cells.reshape(self.shape))
 
-    def layout(self, blank: Ints) -> PackedRows:
-        """Return the sentence and the position of each cell; unused cells of a row belong to sentence `blank`."""
-        sentence, position = np.repeat(blank, self.length), np.zeros(self.shape[0] * self.shape[1], np.int64)
+    def layout(self, *, unused_in_first: bool = False) -> Tensor | PackedRows:
+        """Return the cells that are tokens: a mask of padded rows, or the sentences and positions of packed rows.
+
+        Unused cells of a packed row belong to no sentence, or to the row's first one, whose causal mask hides them.
+        """
+        if not self.packed:
+            return torch.arange(self.shape[1]) < torch.from_numpy(self.sizes)[:, None]
+        blank = np.full(self.shape[0], -1)
+        if unused_in_first:
+            first = self.offset == 0
+            blank[self.row[first]] = first.nonzero()[0]
+        sentence, position = np.repeat(blank, self.shape[1]), np.zeros(self.shape[0] * self.shape[1], np.int64)
         sentence[self.cells], position[self.cells] = self.sentence, self.position
         return PackedRows(*(torch.from_numpy(x.reshape(self.shape)) for x in (sentence, position)))
-
-    def first_of_row(self) -> Ints:
-        """Return the first sentence of each row; -1 for empty rows."""
-        first = np.full(self.shape[0], -1)
-        begins = self.offset == 0
-        first[self.row[begins]] = begins.nonzero()[0]
-        return first
-
-
-def _spread(sizes: Ints) -> tuple[Ints, Ints]:
-    """Return the sentence of each token, and its position there, for sentences of these sizes."""
-    sentence = np.repeat(np.arange(len(sizes)), sizes)
-    return sentence, np.arange(len(sentence)) - np.repeat(sizes.cumsum() - sizes, sizes)
-
-
-def _mask_loss(store: Store, target: _Cells, pairs: Ints, batch: Batch) -> Batch:
-    """Set targets that are not in the loss to PAD: the END after a piece of text, which does not end there, and tokens
-    outside the loss mask of the store."""
-    if store.source is not None:
-        return batch
-    target_out = batch.target_out.clone()
-    target_out.view(-1)[target.start + target.sizes - 1] = PAD
-    if store.loss_mask is not None:
-        target_out = target_out.where(target.rows(store.loss_mask.take(pairs)[0], last=1) != 0, torch.tensor(PAD))
-    return batch._replace(target_out=target_out, tokens=int((target_out != PAD).sum()))
 
 
 def mask_words(batch: Batch, vocab_size: int, seed: Sequence[int]) -> Batch:
@@ -311,8 +275,3 @@ def mask_words(batch: Batch, vocab_size: int, seed: Sequence[int]) -> Batch:
     given = torch.where(chosen & torch.from_numpy(draw < 0.135), replacement, text)
     predicted = torch.where(chosen, text, PAD)
     return Batch(given, batch.target_layout, given, predicted, batch.target_layout, tokens=int(chosen.sum()))
-
-
-def lengths_of(side: Side | None, like: Lengths) -> Lengths:
-    """Return the lengths of a side, or `like` if the side is missing."""
-    return like if side is None else side.lengths

@@ -23,11 +23,11 @@ SPLITS: tuple[Split, ...] = ("train", "dev", "test", "unseen")
 
 
 class Noun(NamedTuple):
-    """An English noun, its German translation, and its gender."""
+    """An English noun, its German translation, and its gender: m, f or n."""
 
     english: str
     german: str
-    gender: Literal["m", "f", "n"]
+    gender: str
 
 
 class Verb(NamedTuple):
@@ -37,34 +37,22 @@ class Verb(NamedTuple):
     german: tuple[str, str, str]
 
 
-ANIMALS = [
-    Noun("animal", "Tier", "n"),
-    Noun("dog", "Hund", "m"),
-    Noun("cat", "Katze", "f"),
-    Noun("horse", "Pferd", "n"),
-    Noun("bird", "Vogel", "m"),
-    Noun("cow", "Kuh", "f"),
-    Noun("bear", "Bär", "m"),
-    Noun("duck", "Ente", "f"),
-    Noun("sheep", "Schaf", "n"),
-    Noun("goat", "Ziege", "f"),
-    Noun("donkey", "Esel", "m"),
-    Noun("pig", "Schwein", "n"),
-]
-PLACES = [
-    Noun("street", "Straße", "f"),
-    Noun("river", "Fluss", "m"),
-    Noun("bridge", "Brücke", "f"),
-    Noun("field", "Feld", "n"),
-    Noun("square", "Platz", "m"),
-    Noun("garden", "Garten", "m"),
-    Noun("meadow", "Wiese", "f"),
-    Noun("village", "Dorf", "n"),
-    Noun("yard", "Hof", "m"),
-    Noun("path", "Weg", "m"),
-    Noun("bay", "Bucht", "f"),
-    Noun("valley", "Tal", "n"),
-]
+def _nouns(table: str) -> list[Noun]:
+    return [Noun(*noun.split()) for noun in table.split(",")]
+
+
+ANIMALS = _nouns(
+    """
+    animal Tier n, dog Hund m, cat Katze f, horse Pferd n, bird Vogel m, cow Kuh f,
+    bear Bär m, duck Ente f, sheep Schaf n, goat Ziege f, donkey Esel m, pig Schwein n
+    """
+)
+PLACES = _nouns(
+    """
+    street Straße f, river Fluss m, bridge Brücke f, field Feld n, square Platz m, garden Garten m,
+    meadow Wiese f, village Dorf n, yard Hof m, path Weg m, bay Bucht f, valley Tal n
+    """
+)
 VERBS = [
     Verb(("cross", "crossed", "crossed"), ("überqueren", "überquerte", "überquert")),
     Verb(("leave", "left", "left"), ("verlassen", "verließ", "verlassen")),
@@ -219,12 +207,10 @@ def _noun_phrase(noun: Noun, role: str, attribute: str, article: str, ending: st
 def _verb_phrase(plan: Plan) -> tuple[list[Word], Word, list[Word]]:
     """Return the English verb with auxiliaries, the finite German verb, and the end of the German clause."""
     (infinitive, past, participle), german = plan.verb.english, plan.verb.german
-    negation = [("not", "not")] if plan.negation else []
     if plan.tense == "past":
-        if not plan.negation:
-            return [(past, "verb")], (german[1], "verb"), []
-        helper = [("didn't", "not")] if plan.negation == "n't" else [("did", ""), *negation]
-        return [*helper, (infinitive, "verb")], (german[1], "verb"), []
+        helper = {"": [], "n't": [("didn't", "not")], "not": [("did", ""), ("not", "not")]}[plan.negation]
+        return [*helper, (infinitive if helper else past, "verb")], (german[1], "verb"), []
+    negation = [("not", "not")] if plan.negation else []
     if plan.tense == "perfect":
         return [("has", "helper"), *negation, (participle, "verb")], ("hat", "helper"), [(german[2], "verb")]
     helper = [(word, "" if word == "to" else "helper") for word in plan.tense.split()]

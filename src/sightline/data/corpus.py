@@ -12,7 +12,7 @@ import json
 import lzma
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import zstandard
 
@@ -23,6 +23,13 @@ LONGEST_LINE = 100_000
 LONGEST_DOCUMENT = 1_000_000
 """Maximum characters of a document. Longer ones are split between lines, because a file without blank lines may not fit
 into memory."""
+OPENERS: dict[str, Callable[..., IO[Any]]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+    ".zst": lambda path, mode: io.BufferedReader(zstandard.open(path, mode)),
+}
+"""How to open compressed files."""
 
 
 class Parallel(NamedTuple):
@@ -111,7 +118,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a plain or compressed file as bytes."""
     number = 0
     try:
-        with _open(path) as file:
+        with OPENERS.get(path.suffix, open)(path, "rb") as file:
             for raw in file:
                 number += 1
                 yield raw
@@ -119,23 +126,6 @@ def raw_lines(path: Path) -> Iterator[bytes]:
         reason = getattr(error, "strerror", None) or str(error) or "the file is incomplete"
         where = f"{path}:{number + 1}" if number else str(path)
         raise InputError(f"{where}: cannot be read: {reason}.", value=path) from None
-
-
-def _open_zst(path: Path) -> IO[bytes]:
-    return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(path.open("rb"), closefd=True))
-
-
-OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {
-    ".gz": gzip.open,  # type: ignore[dict-item]
-    ".xz": lzma.open,
-    ".bz2": bz2.open,
-    ".zst": _open_zst,
-}
-
-
-def _open(path: Path) -> IO[bytes]:
-    opener = OPENERS.get(path.suffix)
-    return opener(path) if opener else path.open("rb")
 
 
 def _parallel(corpus: Parallel) -> Iterator[tuple[str, str]]:

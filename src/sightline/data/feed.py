@@ -4,24 +4,15 @@ The stream is a pure function of the seed, so a run that is resumed at an epoch 
 batches. An update takes the next few batches; with several processes, each takes its share of them.
 """
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.data.batches import (
-    Batch,
-    Shared,
-    collate,
-    collate_shared,
-    lengths_of,
-    mask_words,
-    plan,
-    plan_shared,
-)
+from sightline.data.batches import Batch, Shared, collate, mask_words, plan, plan_shared
 from sightline.data.store import Store
 from sightline.errors import InputError
 
@@ -80,7 +71,7 @@ class Feed:
             store = self._store(epoch)
             target = store.target.lengths
             make = plan_shared if self.rows == "shared" else plan
-            source = lengths_of(store.source, target)
+            source = (store.source or store.target).lengths
             drawn = store.draw(self.seed, epoch)
             if self.only is not None:
                 drawn = drawn[np.isin(drawn, self.only)]
@@ -96,8 +87,7 @@ class Feed:
 
     def batch(self, place: Place) -> Batch:
         """Return the batch at a position."""
-        store, chosen = self._store(place.epoch), self.plan(place.epoch)[place.batch]
-        batch = collate_shared(store, chosen) if isinstance(chosen, Shared) else collate(store, chosen)
+        batch = collate(self._store(place.epoch), self.plan(place.epoch)[place.batch])
         return batch if self.masked is None else mask_words(batch, self.masked, [self.seed, *place])
 
     def updates(self, place: Place, accumulate: int = 1, rank: int = 0, world: int = 1) -> Iterator[Update]:
@@ -105,84 +95,49 @@ class Feed:
         while True:
             mine, tokens, cells = [], 0, 0
             for number in range(accumulate * world):
+                sizes = self._sizes(place)
                 if number % world == rank:
                     mine.append((number, self.batch(place)))
                     tokens += mine[-1][1].tokens
-                else:
-                    tokens += self._tokens(place)
-                cells += self._cells(place)
+                else:  # tokens of another process normalise the loss, too
+                    tokens += sizes[0] if self.stores[0].source else self.batch(place).tokens
+                cells += sum(sizes)
                 place = Place(place.epoch, place.batch + 1)
                 if place.batch == len(self.plan(place.epoch)):
                     place = Place(place.epoch + 1, 0)
             epoch = place.epoch + place.batch / len(self.plan(place.epoch)) if place.batch else float(place.epoch)
             yield Update(mine, tokens, cells, place, epoch)
 
-    def _pairs(self, place: Place) -> NDArray[np.int64]:
-        chosen = self.plan(place.epoch)[place.batch]
-        return chosen.pairs if isinstance(chosen, Shared) else chosen
-
-    def _cells(self, place: Place) -> int:
-        store, pairs = self._store(place.epoch), self._pairs(place)
-        sides = [store.target, *([store.source] if store.source is not None else [])]
-        return sum(int((side.starts[pairs + 1] - side.starts[pairs] + 1).sum()) for side in sides)
-
-    def _tokens(self, place: Place) -> int:
-        """Return the target tokens of a batch of another process, which normalise the loss, too."""
-        store = self._store(place.epoch)
-        if store.source is None:
-            return self.batch(place).tokens
-        starts, pairs = store.target.starts, self._pairs(place)
-        return int((starts[pairs + 1] - starts[pairs] + 1).sum())
+    def _sizes(self, place: Place) -> list[int]:
+        """Return the tokens of the target of a batch, and of its source."""
+        store, pairs = self._store(place.epoch), _pairs(self.plan(place.epoch)[place.batch])
+        sides = [side for side in (store.target, store.source) if side]
+        return [int((side.starts[pairs + 1] - side.starts[pairs] + 1).sum()) for side in sides]
 
     def filled(self) -> float:
         """Return the fraction of cells that are not padding, in the first epoch."""
         store = self._store(0)
-        target = store.target.lengths
         tokens = cells = 0
-        for chosen in self.plan(0):
-            pairs = chosen.pairs if isinstance(chosen, Shared) else chosen
-            sizes = [lengths_of(store.source, target)[pairs] + 1, target[pairs] + 1]
-            tokens += sum(int(size.sum()) for size in sizes)
-            if isinstance(chosen, Shared):
-                cells += 2 * chosen.rows * chosen.length
-            else:
-                cells += sum(int(size.max() * len(size)) for size in sizes)
+        for lengths in (store.target.lengths, (store.source or store.target).lengths):
+            for chosen in self.plan(0):
+                sizes = lengths[_pairs(chosen)] + 1
+                tokens += int(sizes.sum())
+                cells += chosen.rows * chosen.length if isinstance(chosen, Shared) else int(sizes.max()) * len(sizes)
         return tokens / max(cells, 1)
+
+
+def _pairs(chosen: Shared | NDArray[np.int64]) -> NDArray[np.int64]:
+    return chosen.pairs if isinstance(chosen, Shared) else chosen
 
 
 def ahead(make: Callable[[], Iterator[Item]], depth: int = 8) -> Generator[Item, None, None]:
     """Yield the items of an iterator that runs in a thread, up to `depth` items ahead."""
-    ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
-    closed = threading.Event()
-
-    def put(item: tuple[Any, BaseException | None]) -> bool:
-        while not closed.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def work() -> None:
-        try:
-            for item in make():
-                if not put((item, None)):
-                    return
-            put((None, StopIteration()))
-        except BaseException as error:
-            put((None, error))
-
-    thread = threading.Thread(target=work, name="sightline batches", daemon=True)
-    thread.start()
+    items, end = make(), object()
+    thread = ThreadPoolExecutor(1, "sightline batches")
     try:
-        while True:
-            item, error = ready.get()
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
-            yield item
+        waiting = deque(thread.submit(next, items, end) for _ in range(depth + 1))
+        while (item := waiting.popleft().result()) is not end:
+            waiting.append(thread.submit(next, items, end))
+            yield item  # type: ignore[misc]
     finally:
-        closed.set()
-        thread.join()
+        thread.shutdown(cancel_futures=True)

@@ -15,6 +15,7 @@ import os
 import threading
 import weakref
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress
 from pathlib import Path
@@ -27,7 +28,7 @@ from sightline.data.corpus import Corpus, Dialogue, Parallel, Table, Text, read_
 from sightline.errors import InputError
 from sightline.files import draft_folder, read_json_object
 from sightline.special import END
-from sightline.text.dialogue import DialogueFormat, alternating_turns
+from sightline.text.dialogue import training_sequences
 from sightline.text.tokenizer import Tokenizer
 
 FORMAT = 4
@@ -39,10 +40,6 @@ STARTS = np.dtype("<i8")
 Kind = TypeVar("Kind", Parallel | Table, Text, Dialogue)
 Item = TypeVar("Item")
 Progress = Callable[[int], None]
-
-
-def _silent(_: int) -> None:
-    """Ignore progress."""
 
 
 class Cleaning(NamedTuple):
@@ -158,7 +155,7 @@ def prepare(
     tokenizer: Tokenizer,
     cache: Path,
     cleaning: Cleaning | None = None,
-    progress: Progress = _silent,
+    progress: Progress = lambda _: None,
     dropout: float = 0.0,
     reading: int = 0,
 ) -> Store:
@@ -167,14 +164,10 @@ def prepare(
     `dropout`: probability of skipping merges (BPE-dropout), differently in each `reading`. All readings have the same
     pairs in the same order, because the filter uses the text without dropout.
     """
-    cleaning = cleaning or Cleaning()
+    cleaning, weighted = cleaning or Cleaning(), _weighted(corpora)
     reading = reading if dropout else 0
-    key = ("pairs", cleaning, float(dropout), reading)
-
-    def make(draft: _Draft, corpora: Sequence[Corpus]) -> None:
-        _make_pairs(draft, corpora, tokenizer, cleaning, progress, dropout, reading)
-
-    return _find_or_make(key, corpora, tokenizer, cache, make)
+    chunks = _pair_chunks(weighted, tokenizer, cleaning, dropout, reading)
+    return _find_or_make(("pairs", cleaning, float(dropout), reading), weighted, tokenizer, cache, chunks, progress)
 
 
 def prepare_texts(
@@ -182,15 +175,13 @@ def prepare_texts(
     tokenizer: Tokenizer,
     cache: Path,
     context: int,
-    progress: Progress = _silent,
+    progress: Progress = lambda _: None,
 ) -> Store:
     """Return the store of plain text. Each corpus is one stream of tokens with END after each document, split into
     pieces of `context` tokens. `progress` is called with the number of documents."""
-
-    def make(draft: _Draft, corpora: Sequence[Text]) -> None:
-        _make_texts(draft, corpora, tokenizer, context, progress)
-
-    return _find_or_make(("texts", context), corpora, tokenizer, cache, make)
+    weighted = _weighted(corpora)
+    chunks = _text_chunks(weighted, tokenizer, context)
+    return _find_or_make(("texts", context), weighted, tokenizer, cache, chunks, progress)
 
 
 def prepare_dialogues(
@@ -198,113 +189,107 @@ def prepare_dialogues(
     tokenizer: Tokenizer,
     cache: Path,
     context: int,
-    progress: Progress = _silent,
+    progress: Progress = lambda _: None,
 ) -> Store:
     """Return the store of dialogues, each one sequence of at most `context` tokens (see `sightline.text.dialogue`).
     Only replies are in the loss. `progress` is called with the number of dialogues."""
-
-    def make(draft: _Draft, corpora: Sequence[Dialogue]) -> None:
-        _make_dialogues(draft, corpora, tokenizer, context, progress)
-
-    return _find_or_make(("dialogues", context), corpora, tokenizer, cache, make)
+    weighted = _weighted(corpora)
+    chunks = _dialogue_chunks(weighted, tokenizer, context)
+    return _find_or_make(("dialogues", context), weighted, tokenizer, cache, chunks, progress)
 
 
-class _Draft:
-    """Writes a store in chunks."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.counts = np.zeros(len(Counts._fields), np.int64)
-        self.parts: list[int] = []
-        self._lengths: dict[str, list[NDArray[np.int64]]] = {}
-        self._dtypes: dict[str, str] = {}
-
-    def add(self, name: str, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Append sentences to a side."""
-        self._dtypes[name] = ids.dtype.str
-        self._lengths.setdefault(name, [np.zeros(1, np.int64)]).append(lengths)
-        with (self.folder / f"{name}.ids").open("ab") as file:
-            file.write(ids.tobytes())
-
-    def end_part(self) -> None:
-        """End a corpus."""
-        self.parts.append(int(self.counts[0]) - sum(self.parts))
-
-    def finish(self) -> None:
-        for name, lengths in self._lengths.items():
-            starts = np.concatenate(lengths).cumsum().astype(STARTS)
-            (self.folder / f"{name}.starts").write_bytes(starts.data)
-        counts = Counts(*self.counts.tolist())
-        about = {"format": FORMAT, "counts": counts._asdict(), "parts": self.parts, "sides": self._dtypes}
-        (self.folder / "store.json").write_text(json.dumps(about))
-
-
-def _find_or_make(
-    key: tuple[Any, ...],
-    corpora: Sequence[Kind | Weighted[Kind]],
-    tokenizer: Tokenizer,
-    cache: Path,
-    make: Callable[[_Draft, Sequence[Kind]], None],
-) -> Store:
-    """Return a store; create it if needed. Weights are not part of its key, because they do not change the ids."""
+def _weighted(corpora: Sequence[Kind | Weighted[Kind]]) -> list[Weighted[Kind]]:
     weighted = [corpus if isinstance(corpus, Weighted) else Weighted(corpus, 1.0) for corpus in corpora]
     for corpus, weight in weighted:
         if not 0 < weight < math.inf:
             raise InputError.of("weight", weight, f"must be a number greater than 0, got {weight} for {corpus[0]}.")
-    plain = [corpus for corpus, _ in weighted]
-    folder = cache / _key(key, plain, tokenizer)
+    return weighted
+
+
+class _Chunk(NamedTuple):
+    """Examples of corpus number `place` that are tokenised together."""
+
+    place: int
+    read: int
+    """Number of pairs, documents or dialogues."""
+    counts: Counts
+    sides: dict[str, tuple[NDArray[Any], NDArray[np.int64]]]
+    """The concatenated ids and the lengths of the sentences that are kept."""
+
+
+def _find_or_make(
+    key: tuple[Any, ...],
+    corpora: list[Weighted[Any]],
+    tokenizer: Tokenizer,
+    cache: Path,
+    chunks: Iterator[_Chunk],
+    progress: Progress,
+) -> Store:
+    """Return a store; create it if needed. Weights are not part of its key, because they do not change the ids."""
+    folder = cache / _key(key, [corpus for corpus, _ in corpora], tokenizer)
     if not (folder / "store.json").exists():
         try:
-            with draft_folder(folder, str(threading.get_native_id())) as making:
-                draft = _Draft(making)
-                make(draft, plain)
-                draft.finish()
+            with draft_folder(folder, str(threading.get_native_id())) as draft:
+                _write(draft, len(corpora), chunks, progress)
         except OSError as error:
             if not (folder / "store.json").exists():  # else another process has written it
                 raise InputError(f"{cache}: cannot be written: {error.strerror}.", value=cache) from None
-    return Store(folder, [weight for _, weight in weighted])
+    return Store(folder, [weight for _, weight in corpora])
 
 
-def _make_pairs(
-    draft: _Draft,
-    corpora: Sequence[Corpus],
-    tokenizer: Tokenizer,
-    cleaning: Cleaning,
-    progress: Progress,
-    dropout: float,
-    reading: int,
-) -> None:
-    cut = {"source": tokenizer.source, "target": tokenizer}
-    for place, corpus in enumerate(corpora):
+def _write(folder: Path, corpora: int, chunks: Iterator[_Chunk], progress: Progress) -> None:
+    counts, parts, read = np.zeros(len(Counts._fields), np.int64), [0] * corpora, 0
+    dtypes: dict[str, str] = {}
+    lengths: dict[str, list[NDArray[np.int64]]] = {}
+    for chunk in chunks:
+        for name, (ids, sizes) in chunk.sides.items():
+            dtypes[name] = ids.dtype.str
+            lengths.setdefault(name, [np.zeros(1, np.int64)]).append(sizes)
+            with (folder / f"{name}.ids").open("ab") as file:
+                file.write(ids.tobytes())
+        counts += chunk.counts
+        parts[chunk.place] += chunk.counts.kept
+        read += chunk.read
+        progress(read)
+    for name, several in lengths.items():
+        (folder / f"{name}.starts").write_bytes(np.concatenate(several).cumsum().astype(STARTS).data)
+    about = {"format": FORMAT, "counts": Counts(*counts.tolist())._asdict(), "parts": parts, "sides": dtypes}
+    (folder / "store.json").write_text(json.dumps(about))
+
+
+def _pair_chunks(
+    corpora: list[Weighted[Corpus]], tokenizer: Tokenizer, cleaning: Cleaning, dropout: float, reading: int
+) -> Iterator[_Chunk]:
+    tokenizers = {"source": tokenizer.source, "target": tokenizer}
+    total = np.zeros(len(Counts._fields), np.int64)
+    for place, (corpus, _) in enumerate(corpora):
         read = same = 0
         for number, pairs in enumerate(_chunks(read_pairs(corpus), lambda pair: len(pair[0]) + len(pair[1]))):
-            sides = dict(zip(("source", "target"), zip(*pairs, strict=True), strict=True))
             read += len(pairs)
             same += sum(one == other != "" for one, other in pairs)
-            found = {name: _flat(cut[name], cut[name].encode(texts)) for name, texts in sides.items()}
-            verdicts = _verdicts(found["source"][1], found["target"][1], cleaning)
+            texts = dict(zip(tokenizers, zip(*pairs, strict=True), strict=True))
+            sides = {name: _flat(own, own.encode(texts[name])) for name, own in tokenizers.items()}
+            verdicts = _verdicts(sides["source"][1], sides["target"][1], cleaning)
             kept = verdicts == 0
-            for name, texts in sides.items():
+            for name, own in tokenizers.items():
                 if dropout:
                     seed = zlib.crc32(f"{reading} {place} {number} {name}".encode())
-                    draft.add(
-                        name,
-                        *_flat(cut[name], _dropped(cut[name], list(compress(texts, kept)), dropout, seed, cleaning)),
-                    )
+                    some = list(compress(texts[name], kept))
+                    sides[name] = _flat(own, _dropped(own, some, dropout, seed, cleaning))
                 else:
-                    ids, lengths = found[name]
-                    draft.add(name, ids[np.repeat(kept, lengths)], lengths[kept])
-            draft.counts += np.bincount(verdicts, minlength=len(Counts._fields))
-            progress(int(draft.counts.sum()))
+                    ids, lengths = sides[name]
+                    sides[name] = ids[np.repeat(kept, lengths)], lengths[kept]
+            counts = np.bincount(verdicts, minlength=len(total))
+            total += counts
+            yield _Chunk(place, len(pairs), Counts(*counts.tolist()), sides)
         if same >= 10 and same > read / 2:
             raise InputError(
                 f"{' and '.join(map(str, corpus))}: source and target are equal in {same:,} of {read:,} pairs. "
                 "Check that they are in different languages.",
                 value=same,
             )
-        draft.end_part()
-    if not draft.counts[0]:
-        raise InputError(f"The filter left none of {draft.counts.sum():,} pairs.", value=int(draft.counts.sum()))
+    if not total[0]:
+        raise InputError(f"The filter left none of {total.sum():,} pairs.", value=int(total.sum()))
 
 
 def _dropped(tokenizer: Tokenizer, texts: list[str], dropout: float, seed: int, cleaning: Cleaning) -> list[list[int]]:
@@ -316,48 +301,36 @@ def _dropped(tokenizer: Tokenizer, texts: list[str], dropout: float, seed: int, 
     return found
 
 
-def _make_texts(draft: _Draft, corpora: Sequence[Text], tokenizer: Tokenizer, context: int, progress: Progress) -> None:
-    read = 0
-    for corpus in corpora:
+def _text_chunks(corpora: list[Weighted[Text]], tokenizer: Tokenizer, context: int) -> Iterator[_Chunk]:
+    for place, (corpus, _) in enumerate(corpora):
         rest = 0  # tokens of the incomplete piece
         for documents in _chunks(read_documents(corpus), len):
             ids, lengths = _flat(tokenizer, [[*document, END] for document in tokenizer.encode(documents)])
             full, rest = divmod(rest + len(ids), context)
-            draft.add("target", ids, np.full(full, context))
-            draft.counts[0] += full
-            read += len(lengths)
-            progress(read)
+            yield _Chunk(place, len(lengths), Counts(full), {"target": (ids, np.full(full, context))})
         if rest:
-            draft.add("target", ids[:0], np.array([rest]))
-            draft.counts[0] += 1
-        draft.end_part()
+            yield _Chunk(place, 0, Counts(1), {"target": (ids[:0], np.array([rest]))})
 
 
-def _make_dialogues(
-    draft: _Draft, corpora: Sequence[Dialogue], tokenizer: Tokenizer, context: int, progress: Progress
-) -> None:
-    form = DialogueFormat(tokenizer)
-    for corpus in corpora:
+def _dialogue_chunks(corpora: list[Weighted[Dialogue]], tokenizer: Tokenizer, context: int) -> Iterator[_Chunk]:
+    read = written = 0
+    for place, (corpus, _) in enumerate(corpora):
         for dialogues in _chunks(read_dialogues(corpus), lambda turns: sum(map(len, turns))):
-            spoken = [alternating_turns(texts) for texts in dialogues]
-            encoded = iter(form.encode([turn for turns in spoken for turn in turns]))
-            sequences, masks = [], []
-            for turns in spoken:
-                sequence, mask = form.training_sequence(turns, [next(encoded) for _ in turns], context)
-                empty = not any(turn.text.strip() for turn in turns)
-                verdict = "empty" if empty else "kept" if any(mask) else "too_long"
-                draft.counts[Counts._fields.index(verdict)] += 1
+            counts: Counter[str] = Counter()
+            kept = []
+            found = training_sequences(dialogues, tokenizer, context)
+            for turns, (sequence, mask) in zip(dialogues, found, strict=True):
+                verdict = "empty" if not "".join(turns).strip() else "kept" if any(mask) else "too_long"
+                counts[verdict] += 1
                 if verdict == "kept":
-                    sequences.append(sequence)
-                    masks.append(mask)
-            ids, lengths = _flat(tokenizer, sequences)
-            draft.add("target", ids, lengths)
-            draft.add("loss_mask", np.fromiter(chain.from_iterable(masks), np.uint8, len(ids)), lengths)
-            progress(int(draft.counts.sum()))
-        draft.end_part()
-    if not draft.counts[0]:
-        count = draft.counts.sum()
-        raise InputError(f"None of {count:,} dialogues has a reply within {context} tokens.", value=context)
+                    kept.append((sequence, mask))
+            ids, lengths = _flat(tokenizer, [sequence for sequence, _ in kept])
+            in_loss = np.fromiter(chain.from_iterable(mask for _, mask in kept), np.uint8, len(ids))
+            read, written = read + len(dialogues), written + len(kept)
+            sides = {"target": (ids, lengths), "loss_mask": (in_loss, lengths)}
+            yield _Chunk(place, len(dialogues), Counts(**counts), sides)
+    if not written:
+        raise InputError(f"None of {read:,} dialogues has a reply within {context} tokens.", value=context)
 
 
 def _flat(tokenizer: Tokenizer, sentences: Sequence[Sequence[int]]) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -12,8 +12,9 @@ import json
 import random
 import threading
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import sentencepiece
 import tokenizers
@@ -24,6 +25,12 @@ from sightline.files import read_json_object
 from sightline.special import END, PAD, START, UNKNOWN
 
 NAMES = "<pad>", "<s>", "</s>", "<unk>"  # for entries that a vocabulary does not have
+HUGGING_FACE_NAMES = (
+    ("[PAD]", "<pad>"),
+    ("[CLS]", "<s>", "<|endoftext|>"),
+    ("[SEP]", "</s>", "<|endoftext|>"),
+    ("[UNK]", "<unk>"),
+)
 FILE, SOURCE_FILE = "tokenizer.model", "source-tokenizer.model"
 
 SAMPLE_LINES = 1_000_000
@@ -33,30 +40,6 @@ SEEDING = threading.Lock()  # sentencepiece has one seed for the whole process
 
 
 Span = tuple[int, int]
-
-
-class Special(NamedTuple):
-    """The vocabulary's own ids of the four special tokens; -1 for missing ones."""
-
-    pad: int
-    start: int
-    end: int
-    unknown: int
-
-
-class Vocabulary(Protocol):
-    """A vocabulary of a tokenizer library, with its own ids."""
-
-    special: Special
-    sentencepiece: bytes | None
-
-    @property
-    def ids(self) -> Sequence[int]: ...
-    def encode(self, texts: list[str]) -> list[list[int]]: ...
-    def encode_with_spans(self, texts: list[str]) -> list[tuple[list[int], list[Span]]]: ...
-    def token_id(self, name: str) -> int | None: ...
-    def decode(self, ids: list[int]) -> str: ...
-    def piece(self, own: int) -> str: ...
 
 
 class Tokenizer:
@@ -162,8 +145,11 @@ class Tokenizer:
 
     def token_id(self, name: str) -> int | None:
         """Return the id of the entry with this name, "[MASK]" for example, or None."""
-        own = self._vocabulary.token_id(name)
-        return None if own is None else self._ids[own]
+        return self._by_piece.get(name)
+
+    @cached_property
+    def _by_piece(self) -> dict[str, int]:
+        return {piece: i for i, piece in enumerate(self.all_pieces())}
 
     def encode(self, texts: Sequence[str], dropout: float = 0.0, seed: int = 0) -> list[list[int]]:
         """Return the ids of each text, without START and END.
@@ -190,10 +176,6 @@ class Tokenizer:
         """
         found = self._vocabulary.encode_with_spans(list(texts))
         return [(self._to_ids(own), spans) for own, spans in found]
-
-    def spans(self, texts: Sequence[str]) -> list[list[Span]]:
-        """Return the spans of `encode_with_spans`."""
-        return [spans for _, spans in self._vocabulary.encode_with_spans(list(texts))]
 
     def _to_ids(self, own: Sequence[int]) -> list[int]:
         return list(map(self._ids.__getitem__, own))
@@ -236,7 +218,7 @@ class SentencePiece:
         except RuntimeError:
             raise InputError(f"{where}: not a sentencepiece model.", value=where) from None
         self.ids = range(found.GetPieceSize())
-        self.special = Special(found.pad_id(), found.bos_id(), found.eos_id(), found.unk_id())
+        self.special = [found.pad_id(), found.bos_id(), found.eos_id(), found.unk_id()]
 
     @property
     def is_byte_pairs(self) -> bool:
@@ -250,10 +232,6 @@ class SentencePiece:
     def encode_with_spans(self, texts: list[str]) -> list[tuple[list[int], list[Span]]]:
         found = [self._processor.Encode(text, return_type="offset_mapping") for text in texts]
         return [(one["ids"], one["offsets"]) for one in found]
-
-    def token_id(self, name: str) -> int | None:
-        own = self._processor.PieceToId(name)
-        return own if self._processor.IdToPiece(own) == name else None
 
     def encode_with_dropout(self, texts: list[str], dropout: float, seed: int) -> list[list[int]]:
         """Encode on one thread: with several, the results would depend on their timing."""
@@ -283,26 +261,15 @@ class HuggingFace:
         self._tokenizer.encode_special_tokens = True  # "[SEP]" in a text is five characters
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self.ids = sorted(self._tokenizer.get_vocab().values())
-        self.special = Special(
-            pad=self._first("[PAD]", "<pad>"),
-            start=self._first("[CLS]", "<s>", "<|endoftext|>"),
-            end=self._first("[SEP]", "</s>", "<|endoftext|>"),
-            unknown=self._first("[UNK]", "<unk>"),
-        )
-
-    def _first(self, *names: str) -> int:
-        found = (self._tokenizer.token_to_id(name) for name in names)
-        return next((own for own in found if own is not None), -1)
+        own = self._tokenizer.get_vocab()
+        self.ids = sorted(own.values())
+        self.special = [next((own[name] for name in names if name in own), -1) for names in HUGGING_FACE_NAMES]
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode_with_spans(self, texts: list[str]) -> list[tuple[list[int], list[Span]]]:
         return [(found.ids, found.offsets) for found in self._tokenizer.encode_batch(texts, add_special_tokens=False)]
-
-    def token_id(self, name: str) -> int | None:
-        return self._tokenizer.token_to_id(name)
 
     def decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
@@ -324,11 +291,12 @@ class ListedPieces:
         self._processor, self.ids = processor, range(len(self._pieces))
         self._own = {piece: i for i, piece in enumerate(self._pieces)}
         self._codes = any(piece.startswith(">>") and piece.endswith("<<") for piece in self._pieces)
-        pad, start, end, unknown = (self._own.get(name, -1) for name in NAMES)
-        if end < 0 or unknown < 0:
-            missing = NAMES[END] if end < 0 else NAMES[UNKNOWN]
-            raise InputError(f"{where}: the vocabulary has no entry {missing}.", value=where)
-        self.special = Special(self._own.get("<blank>", -1) if pad < 0 else pad, start, end, unknown)
+        self.special = [self._own.get(name, -1) for name in NAMES]
+        for i in (END, UNKNOWN):
+            if self.special[i] < 0:
+                raise InputError(f"{where}: the vocabulary has no entry {NAMES[i]}.", value=where)
+        if self.special[PAD] < 0:
+            self.special[PAD] = self._own.get("<blank>", -1)
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         codes = [self._code(text) for text in texts]
@@ -347,14 +315,11 @@ class ListedPieces:
         return encoded
 
     def _own_ids(self, code: str, pieces: list[str]) -> list[int]:
-        return [self._own.get(piece, self.special.unknown) for piece in ([code, *pieces] if code else pieces)]
+        return [self._own.get(piece, self.special[UNKNOWN]) for piece in ([code, *pieces] if code else pieces)]
 
     def _code(self, text: str) -> str:
         """Return the language code, >>fra<<, at the beginning of a text if the vocabulary has such codes."""
         return text[: text.find("<<") + 2] if self._codes and text.startswith(">>") and "<<" in text else ""
-
-    def token_id(self, name: str) -> int | None:
-        return self._own.get(name)
 
     def decode(self, ids: list[int]) -> str:
         # Sentencepiece returns pieces that it does not know (those of sources only) unchanged.
@@ -365,7 +330,7 @@ class ListedPieces:
         return self._pieces[own]
 
 
-def _vocabulary(model: bytes, where: str) -> Vocabulary:
+def _vocabulary(model: bytes, where: str) -> SentencePiece | HuggingFace | ListedPieces:
     if not model.lstrip().startswith(b"{"):
         return SentencePiece(model, where)
     try:
