@@ -29,9 +29,9 @@ from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
 from sightline.engine.translator import translation_request
 from sightline.files import optional_import
-from sightline.interop.export import Difference, Kind, export
+from sightline.interop.export import Kind, export
 from sightline.interop.hugging_face_files import quiet
-from sightline.interop.onnx import OnnxModel
+from sightline.interop.onnx import Difference, OnnxModel
 from sightline.model_folder import ModelFolder, load_model, load_tokenizer
 from sightline.search.score import score
 

@@ -120,13 +120,30 @@ def lock(file: IO[bytes], *, wait: bool) -> bool:
     return True
 
 
-def read_json_object(path: Path, *, error: type[SightlineError] = CheckpointError) -> dict[str, Any]:
-    """Read the object in a JSON file."""
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Let one process at a time write a file or folder."""
     try:
-        data = path.read_bytes()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.with_name(f".{path.name}.lock").open("ab")
+    except OSError as error:
+        raise _not_written(path, error) from None
+    with file:
+        lock(file, wait=True)
+        yield
+
+
+def read_file(path: Path, *, error: type[SightlineError] = CheckpointError) -> bytes:
+    """Read a file."""
+    try:
+        return path.read_bytes()
     except OSError as problem:
         raise error(f"{path}: cannot be read: {problem.strerror}.", value=path) from None
-    return parse_json_object(data, path, error=error)
+
+
+def read_json_object(path: Path, *, error: type[SightlineError] = CheckpointError) -> dict[str, Any]:
+    """Read the object in a JSON file."""
+    return parse_json_object(read_file(path, error=error), path, error=error)
 
 
 def parse_json_object(

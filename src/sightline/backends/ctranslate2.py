@@ -30,10 +30,10 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.backends.ctranslate2_format import Precision, new_name
-from sightline.backends.thread_modes import ThreadMode, ThreadModes, batch_kind, default_file, processor
+from sightline.backends.thread_modes import ThreadMode, ThreadModes, batch_kind, processor
 from sightline.config import SearchConfig
 from sightline.errors import CheckpointError, ConfigError, InputError, SightlineError
-from sightline.files import optional_import
+from sightline.files import cache_folder, optional_import
 from sightline.model_folder import SHORTLIST
 from sightline.search.beam import NEVER
 from sightline.search.types import Hypothesis, Request, StepUpdate
@@ -98,7 +98,7 @@ class CTranslate2Backend:
             "intra" if share else "inter",
             f"{processor()}, {self._threads} threads, CTranslate2 {library.__version__}, "
             f"model of {self._model_bytes} bytes, {precision}{', shortlist' if shortlist else ''}",
-            thread_modes or default_file(),
+            thread_modes or cache_folder() / "ctranslate2-threads.json",
         )
         if self._threads == 1:
             self._modes.restrict("inter")
@@ -163,9 +163,9 @@ class CTranslate2Backend:
                 f"= {options.beams} is too large for a vocabulary of {self._choices}. "
                 f"Use at most {(self._choices - len(NEVER)) // 2}.",
             )
-        for request in requests:
-            self._check(request)
-        for batch in _batches(requests, self.batch_tokens // options.beams):
+        self._check(requests)
+        kinds, lengths = list(map(_kind, requests)), [len(request.source) for request in requests]
+        for batch in _batches(kinds, lengths, self.batch_tokens // options.beams):
             kept = [i for i in batch if i not in cancelled]
             if kept:
                 found = self._answers([requests[i] for i in kept], options, log_probs)
@@ -182,15 +182,11 @@ class CTranslate2Backend:
 
     def score(self, requests: Sequence[Request], answers: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log-probability of each token of each answer, and of the end after it."""
-        for request in requests:
-            self._check(request)
+        self._check(requests)
         pairs = [(request.source, list(answer)) for request, answer in zip(requests, answers, strict=True)]
         found: list[list[float]] = [[] for _ in pairs]
-        order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
-        while order:
-            longest = len(pairs[order[0]][0]) + len(pairs[order[0]][1]) + 1
-            count = max(1, self.batch_tokens // SCORING_SHARE // longest)
-            batch, order = order[:count], order[count:]
+        lengths = [len(source) + len(answer) + 1 for source, answer in pairs]
+        for batch in _batches([0] * len(pairs), lengths, self.batch_tokens // SCORING_SHARE):
             for i, log_probs in zip(batch, self._log_probs([pairs[i] for i in batch]), strict=True):
                 found[i] = log_probs
         return found
@@ -270,11 +266,11 @@ class CTranslate2Backend:
 
     # --- Searching
 
-    def _check(self, request: Request) -> None:
-        if len(request.source) > self._max_length:
+    def _check(self, requests: Sequence[Request]) -> None:
+        longest = max((len(request.source) for request in requests), default=0)
+        if longest > self._max_length:
             raise InputError(
-                f"The source has {len(request.source)} tokens; this model reads at most {self._max_length}.",
-                value=len(request.source),
+                f"The source has {longest} tokens; this model reads at most {self._max_length}.", value=longest
             )
 
     def _answers(self, requests: list[Request], options: SearchConfig, log_probs: bool) -> list[list[Hypothesis]]:
@@ -432,12 +428,11 @@ def _kind(request: Request) -> tuple[int, bool, list[list[int]]]:
     return request.limits.least, bool(request.constraints.prefix), request.constraints.forbid
 
 
-def _batches(requests: Sequence[Request], tokens: int) -> Iterator[list[int]]:
-    """Yield batches of requests of one kind and of similar length, the longest first."""
-    order = sorted(range(len(requests)), key=lambda i: (_kind(requests[i]), -len(requests[i].source)))
+def _batches(kinds: Sequence[Any], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Yield batches of one kind and of similar length, the longest first, with at most this many tokens."""
+    order = sorted(range(len(kinds)), key=lambda i: (kinds[i], -lengths[i]))
     while order:
-        first = requests[order[0]]
-        count = max(1, tokens // len(first.source))
-        batch = [i for i in order[:count] if _kind(requests[i]) == _kind(first)]
+        count = max(1, tokens // lengths[order[0]])
+        batch = [i for i in order[:count] if kinds[i] == kinds[order[0]]]
         yield batch
         order = order[len(batch) :]

@@ -5,8 +5,7 @@ CTranslate2's vocabulary is our piece of the same id. Programs that use CTransla
 folder; they must end each source with the end token, unless the model has `source_end` = false.
 """
 
-import contextlib
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sightline.config import ModelConfig, StackConfig
-from sightline.errors import CheckpointError, ConfigError, InputError
-from sightline.files import lock, optional_import, replacing_folder, write_files
+from sightline.errors import ConfigError, InputError
+from sightline.files import locked, optional_import, replacing_folder, write_files
 from sightline.model.transformer import EncoderDecoder, FeedForward, MultiHeadAttention, Residual, Stack
 from sightline.model_folder import SHORTLIST, ModelFolder
 from sightline.special import END, START, UNKNOWN
@@ -39,7 +38,7 @@ def converted_folder(
     mark = folder / "made-from.txt"
     if _has_text(mark, stamp):
         return folder
-    with _locked(folder):
+    with locked(folder):
         if not _has_text(mark, stamp):  # another process can have converted it meanwhile
             convert(model, tokenizer, folder, quantization=precision)
             mark.write_text(stamp, "utf-8")
@@ -53,19 +52,6 @@ def _has_text(file: Path, text: str) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time write a folder."""
-    with contextlib.ExitStack() as stack:
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(folder.with_name(f".{folder.name}.lock").open("ab"))
-        except OSError as error:
-            raise CheckpointError(f"{folder}: cannot be written: {error.strerror}.", value=folder) from None
-        lock(file, wait=True)
-        yield
-
-
 def convert(
     model: EncoderDecoder,
     tokenizer: Tokenizer,
@@ -75,16 +61,25 @@ def convert(
 ) -> None:
     """Write a model and its vocabulary. The folder is written completely or not at all; an older one is replaced."""
     specs, folder, config = optional_import("ctranslate2", extra="fast").specs, Path(folder).absolute(), model.config
-    _check_convertible(config)
-    for side, size in ((tokenizer, config.vocab_size), (tokenizer.source, config.source_vocab_size)):
-        if side.size > (size or config.vocab_size):
-            raise InputError(
-                f"The vocabulary has {side.size} tokens, the model {size or config.vocab_size}.", value=side.size
-            )
+    check_exportable(config, tokenizer, "CTranslate2")
+    if config.positions.kind == "rotary" and config.positions.frequencies != "paper":
+        raise ConfigError(
+            'With rotary positions, CTranslate2 needs `model.positions.frequencies` = "paper", got '
+            f'"{config.positions.frequencies}".',
+            option="model.positions.frequencies",
+            value=config.positions.frequencies,
+        )
     source = _names(tokenizer.source, config.source_vocab_size or config.vocab_size)
+    names = _names(tokenizer, config.vocab_size)
     with replacing_folder(folder, "model.bin", "converted") as draft:
         spec = model_spec(specs, model)
-        _describe(spec, config, source, _names(tokenizer, config.vocab_size))
+        spec.register_source_vocabulary(source)
+        spec.register_target_vocabulary(names)
+        spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = names[UNKNOWN], names[START], names[END]
+        spec.config.decoder_start_token = names[START]
+        spec.config.layer_norm_epsilon = config.norm_epsilon
+        about = {"max_length": config.positions.max_length, "source_end": config.source_end}
+        spec.config.add_attribute("sightline", about)
         spec.validate()
         for variable in spec.variables().values():  # they are rounded in place
             variable.array = variable.array.copy()
@@ -110,20 +105,19 @@ def _plain(name: str) -> bool:
     return name.split() == [name]
 
 
-def _check_convertible(config: ModelConfig) -> None:
+def check_exportable(config: ModelConfig, tokenizer: Tokenizer, program: str) -> None:
+    """Raise an error if a model is not for translation, or too small for its vocabulary."""
     if config.architecture != "encoder-decoder":
         raise ConfigError(
-            f'CTranslate2 needs `model.architecture` = "encoder-decoder", got "{config.architecture}".',
+            f'{program} needs `model.architecture` = "encoder-decoder", got "{config.architecture}".',
             option="model.architecture",
             value=config.architecture,
         )
-    if config.positions.kind == "rotary" and config.positions.frequencies != "paper":
-        raise ConfigError(
-            'With rotary positions, CTranslate2 needs `model.positions.frequencies` = "paper", got '
-            f'"{config.positions.frequencies}".',
-            option="model.positions.frequencies",
-            value=config.positions.frequencies,
-        )
+    for side, size in ((tokenizer, config.vocab_size), (tokenizer.source, config.source_vocab_size)):
+        if side.size > (size or config.vocab_size):
+            raise InputError(
+                f"The vocabulary has {side.size} tokens, the model {size or config.vocab_size}.", value=side.size
+            )
 
 
 def model_spec(specs: Any, model: EncoderDecoder) -> Any:
@@ -142,17 +136,6 @@ def model_spec(specs: Any, model: EncoderDecoder) -> Any:
         cross = layer.cross_attention
         _attention(target.attention, [cross.query, cross.key_value], cross, layer.cross_attention_residual)
     return spec
-
-
-def _describe(spec: Any, config: ModelConfig, source: list[str], names: list[str]) -> None:
-    """Set what the folder contains in addition to the weights."""
-    spec.register_source_vocabulary(source)
-    spec.register_target_vocabulary(names)
-    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = names[UNKNOWN], names[START], names[END]
-    spec.config.decoder_start_token = names[START]
-    spec.config.layer_norm_epsilon = config.norm_epsilon
-    about = {"max_length": config.positions.max_length, "source_end": config.source_end}
-    spec.config.add_attribute("sightline", about)
 
 
 def _stack(make: Any, stack: Stack, config: ModelConfig, size: StackConfig, activation: Any) -> Any:

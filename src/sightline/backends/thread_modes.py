@@ -16,7 +16,7 @@ from statistics import median
 from typing import Literal
 
 from sightline.errors import CheckpointError
-from sightline.files import cache_folder, lock, write_files
+from sightline.files import locked, read_json_object, write_files
 
 ThreadMode = Literal["intra", "inter"]
 """CTranslate2's names. intra: all threads compute one batch. inter: each thread computes a batch of its own."""
@@ -42,12 +42,18 @@ class Measurement:
 
     def __init__(self) -> None:
         self.spent = 0.0
-        self.warm: set[ThreadMode] = set()
-        self.times: dict[ThreadMode, list[float]] = {"intra": [], "inter": []}
-        self.rates: dict[ThreadMode, list[float]] = {"intra": [], "inter": []}
+        self.batches: dict[ThreadMode, list[tuple[float, int]]] = {"intra": [], "inter": []}
+        """Seconds and tokens of each batch; the first one of a mode does not count: it allocates memory."""
 
     def complete(self) -> bool:
-        return all(len(times) >= BATCHES and sum(times) >= SECONDS for times in self.times.values())
+        return all(
+            len(batches) > BATCHES and sum(seconds for seconds, _ in batches[1:]) >= SECONDS
+            for batches in self.batches.values()
+        )
+
+    def rate(self, mode: ThreadMode) -> float:
+        """Return the median of the seconds for a token."""
+        return median(seconds / max(tokens, 1) for seconds, tokens in self.batches[mode][1:])
 
 
 class ThreadModes:
@@ -82,8 +88,7 @@ class ThreadModes:
             if kind in self._chosen:
                 return mode
             # In the order a b b a a b ..., so that a trend of the machine's speed affects both alike.
-            counts = {each: len(found.times[each]) + (each in found.warm) for each in found.times}
-            total = sum(counts.values())
+            total = sum(map(len, found.batches.values()))
             return _other(self.default) if total % 4 in (1, 2) else self.default
 
     def record(self, kind: str, mode: ThreadMode, seconds: float, tokens: int) -> None:
@@ -93,14 +98,10 @@ class ThreadModes:
             before, found.spent = found.spent, found.spent + seconds
             if kind in self._chosen or before < MEASURE_AFTER:
                 return
-            if mode not in found.warm:
-                found.warm.add(mode)  # the first batch of a copy allocates its memory
-                return
-            found.times[mode].append(seconds)
-            found.rates[mode].append(seconds / max(tokens, 1))
+            found.batches[mode].append((seconds, tokens))
             if found.complete():
                 other = _other(self.default)
-                faster = median(found.rates[other]) < WORTH * median(found.rates[self.default])
+                faster = found.rate(other) < WORTH * found.rate(self.default)
                 self._chosen[kind] = other if faster else self.default
                 self._save()
 
@@ -122,19 +123,12 @@ class ThreadModes:
     def _save(self) -> None:
         """Add this model's entries to the file. Without a cache, the process measures for itself."""
         try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            with self.file.with_name(f".{self.file.name}.lock").open("ab") as file:
-                lock(file, wait=True)
+            with locked(self.file):
                 kept = _read(self.file)
                 kept[self.machine] = {**kept.get(self.machine, {}), **self._chosen}
                 write_files(self.file.parent, {self.file.name: json.dumps(kept, indent=2).encode()})
-        except (OSError, CheckpointError):
+        except CheckpointError:
             pass
-
-
-def default_file() -> Path:
-    """Return the file in the user's cache."""
-    return cache_folder() / "ctranslate2-threads.json"
 
 
 def processor() -> str:
@@ -153,9 +147,7 @@ def _other(mode: ThreadMode) -> ThreadMode:
 def _read(file: Path) -> dict[str, dict[str, ThreadMode]]:
     """Return the entries of a file; none if it cannot be read."""
     try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    if not isinstance(found, dict):
+        found = read_json_object(file)
+    except CheckpointError:
         return {}
     return {machine: kinds for machine, kinds in found.items() if isinstance(kinds, dict)}

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from sightline.backends.ctranslate2_format import ACTIVATIONS, model_spec, new_name
 from sightline.config import ModelConfig, PositionsConfig
 from sightline.errors import CheckpointError, ConfigError
-from sightline.files import optional_import, parse_json_object
+from sightline.files import optional_import, parse_json_object, read_file
 from sightline.interop.native_order import to_internal_order
 from sightline.model.initialise import sinusoids
 from sightline.model.transformer import EncoderDecoder
@@ -65,7 +65,7 @@ def read_ctranslate2(folder: Path | str, sentencepiece: Path | str | None = None
     files = _files(folder, lambda name: bool(MODEL_FILES.fullmatch(name)) or name in PIECES)
     if sentencepiece is not None:
         files = {name: data for name, data in files.items() if name not in PIECES}
-        files[PIECES[0]] = _bytes(Path(sentencepiece))
+        files[PIECES[0]] = read_file(Path(sentencepiece))
     return _model(files, folder)
 
 
@@ -104,13 +104,6 @@ def _files(folder: Path, wanted: Any) -> dict[str, bytes]:
         }
     except OSError as error:
         raise CheckpointError(f"{error.filename or folder}: cannot be read: {error.strerror}.", value=folder) from None
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}.", value=path) from None
 
 
 def _unzipped(path: Path) -> dict[str, bytes]:
@@ -303,11 +296,9 @@ def _model(files: Files, where: Path) -> tuple[EncoderDecoder, Tokenizer]:
         with torch.random.fork_rng(devices=[]):  # random initial weights are replaced
             model = EncoderDecoder(config)
             _fill(model, theirs)
-            found = to_internal_order(model, tokenizer, start)
+            return to_internal_order(model, tokenizer, start), tokenizer
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}", option=error.option, value=error.value) from None
-    assert isinstance(found, EncoderDecoder)  # noqa: S101
-    return found, tokenizer
 
 
 def _settings(files: Files, theirs: Variables, where: Path) -> Settings:

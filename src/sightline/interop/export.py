@@ -1,15 +1,15 @@
 """Export a model for other software, and verify the export before its folder appears."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
 from sightline.backends.ctranslate2 import CTranslate2Backend
-from sightline.backends.ctranslate2_format import convert
+from sightline.backends.ctranslate2_format import Precision, convert
 from sightline.config import SearchConfig
 from sightline.data.builtin import generate
 from sightline.engine.translator import translation_request
@@ -17,6 +17,7 @@ from sightline.errors import CheckpointError, ConfigError
 from sightline.files import optional_import, replacing_folder
 from sightline.interop import onnx
 from sightline.interop.hugging_face_files import quiet, write_hugging_face
+from sightline.interop.onnx import Difference
 from sightline.model.transformer import EncoderDecoder
 from sightline.model_folder import SHORTLIST
 from sightline.search.driver import search
@@ -26,22 +27,11 @@ from sightline.special import END, UNKNOWN
 from sightline.text.tokenizer import Tokenizer
 
 Kind = Literal["huggingface", "ctranslate2", "onnx"]
-Precision = Literal["float32", "int8"]
 KINDS: dict[Kind, str] = {"huggingface": "source.spm", "ctranslate2": "model.bin", "onnx": "decoder.onnx"}
 """The formats, each with a file that marks its folders."""
 TOLERANCE = 1e-3
 """Largest difference of log-probabilities that the order of sums can cause."""
 GREEDY = SearchConfig(beams=1)
-
-
-class Difference(NamedTuple):
-    """Difference between an export and the model."""
-
-    numbers: float
-    """Largest difference of log-probabilities; for ONNX, of logits."""
-    answers: int
-    """Sentences whose greedy answers differ."""
-    sentences: int
 
 
 def export(
@@ -59,21 +49,18 @@ def export(
     if kind != "ctranslate2" and precision != "float32":
         raise ConfigError.of("precision", precision, f"must be float32 for {kind}, got {precision}.")
     folder = folder.absolute()
-    write: dict[Kind, Callable[[Path], None]] = {
-        "huggingface": lambda draft: write_hugging_face(model, tokenizer, draft),
-        "ctranslate2": lambda draft: convert(model, tokenizer, draft, quantization=precision),
-        "onnx": lambda draft: onnx.export(model, tokenizer, draft),
-    }
-    compare: dict[Kind, Callable[[Path], Difference]] = {
-        "huggingface": lambda draft: _as_hugging_face(draft, model, tokenizer),
-        "ctranslate2": lambda draft: _as_ctranslate2(draft, model, tokenizer, precision),
-        "onnx": lambda draft: _as_onnx(draft, model, tokenizer),
-    }
     with replacing_folder(folder, KINDS[kind], "exported") as draft:
-        write[kind](draft)
-        if shortlist is not None and kind == "ctranslate2":
-            shutil.copyfile(shortlist, draft / SHORTLIST)
-        found = compare[kind](draft) if verify else None
+        if kind == "huggingface":
+            write_hugging_face(model, tokenizer, draft)
+            found = _as_hugging_face(draft, model, tokenizer) if verify else None
+        elif kind == "ctranslate2":
+            convert(model, tokenizer, draft, quantization=precision)
+            if shortlist is not None:
+                shutil.copyfile(shortlist, draft / SHORTLIST)
+            found = _as_ctranslate2(draft, model, tokenizer, precision) if verify else None
+        else:
+            onnx.export(model, tokenizer, draft)
+            found = onnx.verify(draft, model, _sources(tokenizer)) if verify else None
         if found is not None and precision == "float32" and not found.numbers <= TOLERANCE:
             raise CheckpointError(
                 f"{folder}: deleted: its log-probabilities differ from those of the model by up to "
@@ -105,12 +92,6 @@ def _as_ctranslate2(folder: Path, model: EncoderDecoder, tokenizer: Tokenizer, p
     theirs = [best for best, *_ in backend.search(_requests(model, sources), GREEDY)]
     answers = [best.ids for best in theirs]
     return _difference(model, sources, answers, [best.log_probs for best in theirs])
-
-
-def _as_onnx(folder: Path, model: EncoderDecoder, tokenizer: Tokenizer) -> Difference:
-    sources = _sources(tokenizer)
-    found = onnx.verify(folder, model, sources)
-    return Difference(found.logits, found.answers, len(sources))
 
 
 @torch.no_grad()

@@ -6,15 +6,14 @@ The checksum of each file is compared with that of the hub, also if the file was
 import contextlib
 import fnmatch
 import hashlib
-import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from sightline.errors import CheckpointError, InputError, SightlineError
 from sightline.files import optional_import
+from sightline.interop.hugging_face_files import shards
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 NEEDED = [
@@ -53,8 +52,7 @@ def fetch(
     files = _needed(name, {file.rfilename: file for file in about.siblings})
     size = sum(file.size or 0 for file in files)
     log(f"{name}: {len(files)} files, {size / 1e6:.1f} MB in total.")
-    with _progress_bars():
-        paths = [_download(hub, name, revision, file) for file in files]
+    paths = [_download(hub, name, revision, file) for file in files]
     if {path.parent.name for path in paths} != {about.sha}:
         raise InputError(f"{name}: the model changed during the download. Download it again.", value=name)
     return paths[-1].parent
@@ -96,9 +94,7 @@ def _checksum(path: Path, *, of_content: bool) -> str:
     """Return the SHA-256 of a large file, or the hash that git gives to other files."""
     found = hashlib.sha256() if of_content else hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+        return hashlib.file_digest(file, lambda: found).hexdigest()
 
 
 def _cached(hub: Any, name: str, revision: str | None) -> Path:
@@ -112,8 +108,8 @@ def _cached(hub: Any, name: str, revision: str | None) -> Path:
     folder = Path(found).parent
     names = [path.name for path in folder.iterdir()]
     weights = next((found for patterns in WEIGHTS if (found := _matching(names, patterns))), [])
-    lacking = [shard for index in weights if index.endswith(".json") for shard in _shards(folder / index)]
-    lacking = [shard for shard in lacking if shard not in names]
+    indices = [folder / name for name in weights if name.endswith(".json")]
+    lacking = [shard for index in indices for shard in shards(index) if shard not in names]
     if lacking or not weights:
         raise InputError(
             f"{name}: {lacking[0] if lacking else 'the file of its weights'} is not in the cache. "
@@ -122,13 +118,6 @@ def _cached(hub: Any, name: str, revision: str | None) -> Path:
             value=name,
         )
     return folder
-
-
-def _shards(index: Path) -> list[str]:
-    try:
-        return sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{index}: not an index of weight files.", value=index) from None
 
 
 @contextlib.contextmanager
@@ -159,17 +148,3 @@ def _hub_errors(name: str, revision: str | None) -> Iterator[None]:
 def _reason(error: Exception) -> str:
     """Return the first line of an error message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-@contextlib.contextmanager
-def _progress_bars() -> Iterator[None]:
-    """Show the progress bars of the library in a terminal only."""
-    bars = optional_import("huggingface_hub.utils", extra="export")
-    if sys.stderr.isatty() or bars.are_progress_bars_disabled():
-        yield
-        return
-    bars.disable_progress_bars()
-    try:
-        yield
-    finally:
-        bars.enable_progress_bars()

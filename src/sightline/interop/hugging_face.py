@@ -5,13 +5,14 @@ and GPT-2. Unsupported options and unknown weights are refused by name.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sightline.config import ModelConfig, PositionsConfig, StackConfig
+from sightline.config import ModelConfig, PositionsConfig
 from sightline.errors import CheckpointError, ConfigError
 from sightline.files import optional_import
 from sightline.model.transformer import EncoderDecoder, Model, build
@@ -28,62 +29,70 @@ ACTIVATIONS = {
     "swish": "swish",
     "silu": "swish",
 }
-SEQ2SEQ = {
-    "activation_function": "gelu",
-    "d_model": 1024,
-    "encoder_layers": 12,
-    "encoder_attention_heads": 16,
-    "encoder_ffn_dim": 4096,
-    "decoder_layers": 12,
-    "decoder_attention_heads": 16,
-    "decoder_ffn_dim": 4096,
-    "dropout": 0.1,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "max_position_embeddings": 1024,
-    "scale_embedding": False,
-    "tie_word_embeddings": True,
+SEQ2SEQ: dict[str, tuple[str | None, Any]] = {
+    "activation_function": (None, "gelu"),
+    "d_model": ("d_model", 1024),
+    "encoder_layers": ("encoder.layers", 12),
+    "encoder_attention_heads": ("encoder.heads", 16),
+    "encoder_ffn_dim": ("encoder.d_ff", 4096),
+    "decoder_layers": ("decoder.layers", 12),
+    "decoder_attention_heads": ("decoder.heads", 16),
+    "decoder_ffn_dim": ("decoder.d_ff", 4096),
+    "dropout": ("dropout", 0.1),
+    "attention_dropout": ("attention_dropout", 0.0),
+    "activation_dropout": ("activation_dropout", 0.0),
+    "max_position_embeddings": (None, 1024),
+    "scale_embedding": ("scale_embedding", False),
+    "tie_word_embeddings": (None, True),
 }
-DEFAULTS: dict[str, dict[str, Any]] = {
+FIELDS: dict[str, dict[str, tuple[str | None, Any]]] = {
     "marian": {
         **SEQ2SEQ,
-        "vocab_size": 58101,
-        "decoder_vocab_size": None,
-        "share_encoder_decoder_embeddings": True,
-        "pad_token_id": 58100,
-        "eos_token_id": 0,
-        "decoder_start_token_id": 58100,
+        "vocab_size": (None, 58101),
+        "decoder_vocab_size": (None, None),
+        "share_encoder_decoder_embeddings": (None, True),
+        "pad_token_id": (None, 58100),
+        "eos_token_id": (None, 0),
+        "decoder_start_token_id": (None, 58100),
     },
-    "pegasus": {**SEQ2SEQ, "vocab_size": 50265, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
+    "pegasus": {
+        **SEQ2SEQ,
+        "vocab_size": (None, 50265),
+        "pad_token_id": (None, 0),
+        "eos_token_id": (None, 1),
+        "decoder_start_token_id": (None, 0),
+    },
     "bert": {
-        "vocab_size": 30522,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.1,
-        "attention_probs_dropout_prob": 0.1,
-        "max_position_embeddings": 512,
-        "type_vocab_size": 2,
-        "layer_norm_eps": 1e-12,
-        "tie_word_embeddings": True,
+        "vocab_size": ("vocab_size", 30522),
+        "hidden_size": ("d_model", 768),
+        "num_hidden_layers": ("encoder.layers", 12),
+        "num_attention_heads": ("encoder.heads", 12),
+        "intermediate_size": ("encoder.d_ff", 3072),
+        "hidden_act": (None, "gelu"),
+        "hidden_dropout_prob": ("dropout", 0.1),
+        "attention_probs_dropout_prob": ("attention_dropout", 0.1),
+        "max_position_embeddings": (None, 512),
+        "type_vocab_size": ("segments", 2),
+        "layer_norm_eps": ("norm_epsilon", 1e-12),
+        "tie_word_embeddings": (None, True),
     },
     "gpt2": {
-        "vocab_size": 50257,
-        "n_positions": 1024,
-        "n_embd": 768,
-        "n_layer": 12,
-        "n_head": 12,
-        "n_inner": None,
-        "activation_function": "gelu_new",
-        "resid_pdrop": 0.1,
-        "attn_pdrop": 0.1,
-        "layer_norm_epsilon": 1e-5,
-        "tie_word_embeddings": True,
+        "vocab_size": ("vocab_size", 50257),
+        "n_positions": (None, 1024),
+        "n_embd": ("d_model", 768),
+        "n_layer": ("decoder.layers", 12),
+        "n_head": ("decoder.heads", 12),
+        "n_inner": ("decoder.d_ff", None),
+        "activation_function": (None, "gelu_new"),
+        "resid_pdrop": ("dropout", 0.1),
+        "attn_pdrop": ("attention_dropout", 0.1),
+        "layer_norm_epsilon": ("norm_epsilon", 1e-5),
+        "tie_word_embeddings": (None, True),
     },
 }
-"""Default values of the fields that the conversion reads, for each `model_type`."""
+"""The fields that the conversion reads, for each `model_type`: our option of the same value, if any, and the default
+value."""
+DEFAULTS = {kind: {name: default for name, (_, default) in fields.items()} for kind, fields in FIELDS.items()}
 
 
 def from_hugging_face(model: Any) -> Model:
@@ -123,42 +132,27 @@ def _marian(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
     common = theirs.pop("model.shared.weight", None)
     for side in ("encoder", "decoder"):
         theirs.pop(f"model.{side}.embed_positions.weight", None)  # sinusoids
-        weight = theirs.pop(f"model.{side}.embed_tokens.weight", common if shared else None)
-        if weight is None:
-            raise KeyError(f"model.{side}.embed_tokens.weight")
-        ours[f"{side}.embedding.tokens.weight"] = weight
+        if shared and common is not None:
+            theirs.setdefault(f"model.{side}.embed_tokens.weight", common)
+        ours[f"{side}.embedding.tokens.weight"] = theirs.pop(f"model.{side}.embed_tokens.weight")
     rows = ours["decoder.embedding.tokens.weight"]
-    classifier = theirs.pop("lm_head.weight", rows if tied != "none" else None)
-    if classifier is None:
-        raise KeyError("lm_head.weight")
-    if tied == "none":
-        ours["classifier.weight"] = classifier
+    _move_classifier(ours, theirs, "lm_head.weight", config)
     if tied == "all":
         del ours["decoder.embedding.tokens.weight"]
     ours["classifier.bias"] = theirs.pop("final_logits_bias", torch.zeros(1, len(rows)))[0]
     for there, here in _marian_names(config.encoder_layers, config.decoder_layers, pre):
-        _stack(ours, theirs, there, here)
+        _move(ours, theirs, there, here)
     return ModelConfig(
+        **_options(config),
         architecture="encoder-decoder",
         vocab_size=len(rows),
         source_vocab_size=config.vocab_size if tied != "all" else None,
         tie=tied,
-        d_model=config.d_model,
-        encoder=StackConfig(
-            layers=config.encoder_layers, heads=config.encoder_attention_heads, d_ff=config.encoder_ffn_dim
-        ),
-        decoder=StackConfig(
-            layers=config.decoder_layers, heads=config.decoder_attention_heads, d_ff=config.decoder_ffn_dim
-        ),
         positions=PositionsConfig(kind="halves", max_length=max(config.max_position_embeddings, 4096)),
         activation=_activation(config.activation_function, "activation_function"),
         norm="pre" if pre else "post",
-        scale_embedding=config.scale_embedding,
         attention_bias=True,
         classifier_bias=True,
-        dropout=config.dropout,
-        attention_dropout=config.attention_dropout,
-        activation_dropout=config.activation_dropout,
     ), ours
 
 
@@ -199,20 +193,10 @@ def to_hugging_face(model: EncoderDecoder, *, pad: int = PAD, start: int = START
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     theirs: Any = make(
         make_config(
+            **{name: attrgetter(option)(config) for name, (option, _) in SEQ2SEQ.items() if option},
             vocab_size=config.source_vocab_size or config.vocab_size,
             decoder_vocab_size=config.vocab_size,
-            d_model=config.d_model,
-            encoder_layers=config.encoder.layers,
-            encoder_attention_heads=config.encoder.heads,
-            encoder_ffn_dim=config.encoder.d_ff,
-            decoder_layers=config.decoder.layers,
-            decoder_attention_heads=config.decoder.heads,
-            decoder_ffn_dim=config.decoder.d_ff,
             activation_function=names[config.activation],
-            scale_embedding=config.scale_embedding,
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-            activation_dropout=config.activation_dropout,
             max_position_embeddings=config.positions.max_length,
             tie_word_embeddings=config.tie != "none",
             pad_token_id=pad,
@@ -297,41 +281,29 @@ def _bert(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
     for name in [name for name in theirs if name.startswith(("bert.pooler.", "cls.seq_relationship."))]:
         del theirs[name]  # next-sentence prediction
     theirs.pop("bert.embeddings.position_ids", None)
-    _copy(ours, theirs, "bert.embeddings.LayerNorm", "encoder.embedding.norm")
+    _move(ours, theirs, ["bert.embeddings.LayerNorm"], "encoder.embedding.norm")
     for i in range(config.num_hidden_layers):
         there, here = f"bert.encoder.layer.{i}", f"encoder.layers.{i}"
         names = [f"{there}.attention.self.{x}" for x in ("query", "key", "value")]
-        _stack(ours, theirs, names, f"{here}.self_attention.query_key_value")
-        _copy(ours, theirs, f"{there}.attention.output.dense", f"{here}.self_attention.output")
-        _copy(ours, theirs, f"{there}.attention.output.LayerNorm", f"{here}.self_attention_residual.norm")
-        _copy(ours, theirs, f"{there}.intermediate.dense", f"{here}.feed_forward.inner")
-        _copy(ours, theirs, f"{there}.output.dense", f"{here}.feed_forward.outer")
-        _copy(ours, theirs, f"{there}.output.LayerNorm", f"{here}.feed_forward_residual.norm")
-    _copy(ours, theirs, "cls.predictions.transform.dense", "head")
-    _copy(ours, theirs, "cls.predictions.transform.LayerNorm", "head_norm")
-    classifier = theirs.pop("cls.predictions.decoder.weight", None)
-    if not config.tie_word_embeddings:
-        if classifier is None:
-            raise KeyError("cls.predictions.decoder.weight")
-        ours["classifier.weight"] = classifier
+        _move(ours, theirs, names, f"{here}.self_attention.query_key_value")
+        _move(ours, theirs, [f"{there}.attention.output.dense"], f"{here}.self_attention.output")
+        _move(ours, theirs, [f"{there}.attention.output.LayerNorm"], f"{here}.self_attention_residual.norm")
+        _move(ours, theirs, [f"{there}.intermediate.dense"], f"{here}.feed_forward.inner")
+        _move(ours, theirs, [f"{there}.output.dense"], f"{here}.feed_forward.outer")
+        _move(ours, theirs, [f"{there}.output.LayerNorm"], f"{here}.feed_forward_residual.norm")
+    _move(ours, theirs, ["cls.predictions.transform.dense"], "head")
+    _move(ours, theirs, ["cls.predictions.transform.LayerNorm"], "head_norm")
+    _move_classifier(ours, theirs, "cls.predictions.decoder.weight", config)
     return ModelConfig(
+        **_options(config),
         architecture="encoder-only",
-        vocab_size=config.vocab_size,
         tie="all" if config.tie_word_embeddings else "none",
-        d_model=config.hidden_size,
-        encoder=StackConfig(
-            layers=config.num_hidden_layers, heads=config.num_attention_heads, d_ff=config.intermediate_size
-        ),
         positions=PositionsConfig(kind="learned", max_length=config.max_position_embeddings),
         activation=_activation(config.hidden_act, "hidden_act"),
-        norm_epsilon=config.layer_norm_eps,
         scale_embedding=False,
         embedding_norm=True,
-        segments=config.type_vocab_size,
         attention_bias=True,
         classifier_bias=True,
-        dropout=config.hidden_dropout_prob,
-        attention_dropout=config.attention_probs_dropout_prob,
     ), ours
 
 
@@ -346,33 +318,43 @@ def _gpt2(config: Any, theirs: Weights) -> tuple[ModelConfig, Weights]:
     }
     for i in range(config.n_layer):
         there, here = f"transformer.h.{i}", f"decoder.layers.{i}"
-        _copy(ours, theirs, f"{there}.ln_1", f"{here}.self_attention_residual.norm")
-        _copy(ours, theirs, f"{there}.attn.c_attn", f"{here}.self_attention.query_key_value", transpose=True)
-        _copy(ours, theirs, f"{there}.attn.c_proj", f"{here}.self_attention.output", transpose=True)
-        _copy(ours, theirs, f"{there}.ln_2", f"{here}.feed_forward_residual.norm")
-        _copy(ours, theirs, f"{there}.mlp.c_fc", f"{here}.feed_forward.inner", transpose=True)
-        _copy(ours, theirs, f"{there}.mlp.c_proj", f"{here}.feed_forward.outer", transpose=True)
-    _copy(ours, theirs, "transformer.ln_f", "decoder.norm")
-    classifier = theirs.pop("lm_head.weight", None)
-    if not config.tie_word_embeddings:
-        if classifier is None:
-            raise KeyError("lm_head.weight")
-        ours["classifier.weight"] = classifier
+        _move(ours, theirs, [f"{there}.ln_1"], f"{here}.self_attention_residual.norm")
+        _move(ours, theirs, [f"{there}.attn.c_attn"], f"{here}.self_attention.query_key_value", transpose=True)
+        _move(ours, theirs, [f"{there}.attn.c_proj"], f"{here}.self_attention.output", transpose=True)
+        _move(ours, theirs, [f"{there}.ln_2"], f"{here}.feed_forward_residual.norm")
+        _move(ours, theirs, [f"{there}.mlp.c_fc"], f"{here}.feed_forward.inner", transpose=True)
+        _move(ours, theirs, [f"{there}.mlp.c_proj"], f"{here}.feed_forward.outer", transpose=True)
+    _move(ours, theirs, ["transformer.ln_f"], "decoder.norm")
+    _move_classifier(ours, theirs, "lm_head.weight", config)
+    config.n_inner = config.n_inner or 4 * config.n_embd
     return ModelConfig(
+        **_options(config),
         architecture="decoder-only",
-        vocab_size=config.vocab_size,
         tie="all" if config.tie_word_embeddings else "none",
-        d_model=config.n_embd,
-        decoder=StackConfig(layers=config.n_layer, heads=config.n_head, d_ff=config.n_inner or 4 * config.n_embd),
         positions=PositionsConfig(kind="learned", max_length=config.n_positions),
         activation=_activation(config.activation_function, "activation_function"),
         norm="pre",
-        norm_epsilon=config.layer_norm_epsilon,
         scale_embedding=False,
         attention_bias=True,
-        dropout=config.resid_pdrop,
-        attention_dropout=config.attn_pdrop,
     ), ours
+
+
+def _options(config: Any) -> dict[str, Any]:
+    """Return the options that have the value of a field."""
+    found: dict[str, Any] = {}
+    for name, (option, _) in FIELDS[config.model_type].items():
+        if option:
+            group, _, last = option.rpartition(".")
+            (found.setdefault(group, {}) if group else found)[last] = getattr(config, name)
+    return found
+
+
+def _move_classifier(ours: Weights, theirs: Weights, name: str, config: Any) -> None:
+    """Move the weights of the classifier; if they are tied, the file may have them too."""
+    if config.tie_word_embeddings:
+        theirs.pop(name, None)
+    else:
+        ours["classifier.weight"] = theirs.pop(name)
 
 
 def _update_names(theirs: Weights, prefix: str, bare: tuple[str, ...]) -> None:
@@ -392,15 +374,11 @@ def _plain_head(config: Any) -> Weights:
     return weights
 
 
-def _copy(ours: Weights, theirs: Weights, there: str, here: str, *, transpose: bool = False) -> None:
-    weight = theirs.pop(f"{there}.weight")
-    ours[f"{here}.weight"] = weight.T if transpose else weight
-    ours[f"{here}.bias"] = theirs.pop(f"{there}.bias")
-
-
-def _stack(ours: Weights, theirs: Weights, there: list[str], here: str) -> None:
+def _move(ours: Weights, theirs: Weights, there: list[str], here: str, *, transpose: bool = False) -> None:
+    """Move the weights and biases of modules that are one module of ours."""
     for kind in ("weight", "bias"):
-        ours[f"{here}.{kind}"] = torch.cat([theirs.pop(f"{name}.{kind}") for name in there])
+        weight = torch.cat([theirs.pop(f"{name}.{kind}") for name in there])
+        ours[f"{here}.{kind}"] = weight.t() if transpose else weight
 
 
 def _activation(name: str, field: str) -> Any:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sightline.errors import CheckpointError, ConfigError, InputError
-from sightline.files import optional_import, read_json_object
+from sightline.files import optional_import, read_file, read_json_object
 from sightline.interop.hugging_face import DEFAULTS, convert, to_hugging_face
 from sightline.interop.native_order import to_internal_order, to_native_order
 from sightline.model.transformer import EncoderDecoder, Model
@@ -50,13 +50,18 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     for name, load in ((SAFETENSORS, _load_safetensors), (PICKLE, _load_pickle)):
         if (folder / name).exists():
             return load(folder / name)
-        if (folder / f"{name}.index.json").exists():
-            parts = read_json_object(folder / f"{name}.index.json").get("weight_map")
-            if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
-                raise CheckpointError(f"{folder / name}.index.json: not an index of weight files.", value=folder)
-            files = sorted({Path(part).name for part in parts.values()})
-            return {name: weight for file in files for name, weight in load(folder / file).items()}
+        index = folder / f"{name}.index.json"
+        if index.exists():
+            return {name: weight for file in shards(index) for name, weight in load(folder / file).items()}
     raise CheckpointError(f"{folder}: no weights found: {SAFETENSORS} and {PICKLE} are missing.", value=folder)
+
+
+def shards(index: Path) -> list[str]:
+    """Return the names of the files in an index of weight files."""
+    parts = read_json_object(index).get("weight_map")
+    if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
+        raise CheckpointError(f"{index}: not an index of weight files.", value=index)
+    return sorted({Path(part).name for part in parts.values()})
 
 
 def _load_safetensors(path: Path) -> dict[str, Tensor]:
@@ -91,12 +96,7 @@ def _marian_tokenizer(folder: Path, fields: dict[str, Any]) -> Tokenizer:
     if (folder / "target_vocab.json").exists():
         names, sizes = ["vocab.json", "target_vocab.json"], [*sizes, fields["decoder_vocab_size"] or sizes[0]]
     lists = [_pieces(folder / name, size, start) for name, size in zip(names, sizes, strict=True)]
-    try:
-        cut = [(folder / name).read_bytes() for name in ("source.spm", "target.spm")]
-    except OSError as error:
-        raise CheckpointError(
-            f"{error.filename}: cannot be read: {error.strerror}.", value=Path(error.filename)
-        ) from None
+    cut = [read_file(folder / name) for name in ("source.spm", "target.spm")]
     source = Tokenizer.of_pieces(lists[0], cut[0], str(folder / "source.spm"))
     target = Tokenizer.of_pieces(lists[-1], cut[1], str(folder / "target.spm"))
     found = source if target.model == source.model else Tokenizer(target.model, str(folder / "target.spm"), source)

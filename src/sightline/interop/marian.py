@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sightline.config import ModelConfig, PositionsConfig, StackConfig
 from sightline.errors import CheckpointError, ConfigError
-from sightline.files import optional_import
+from sightline.files import optional_import, read_file
 from sightline.interop.native_order import to_internal_order
 from sightline.model.transformer import EncoderDecoder
 from sightline.model_folder import set_weights
@@ -82,9 +82,7 @@ def read_marian(folder: Path | str) -> tuple[EncoderDecoder, Tokenizer]:
     tokenizer = _tokenizer(source, target)
     model = EncoderDecoder(config)
     set_weights(model, weights, parameters.where)
-    ours = to_internal_order(model, tokenizer, start=None)
-    assert isinstance(ours, EncoderDecoder)  # noqa: S101
-    return ours, tokenizer
+    return to_internal_order(model, tokenizer), tokenizer
 
 
 # --- Weights
@@ -198,7 +196,7 @@ def _vocabularies(folder: Path) -> tuple[Vocabulary, Vocabulary]:
     """Return the vocabularies of source and target."""
     lists, splitters = _lists(folder), [_splitter(folder, side) for side in ("source", "target")]
     files = lists or splitters
-    models = {path: _read(path) for path in splitters}
+    models = {path: read_file(path) for path in splitters}
     pieces = {path: _own_pieces(models[path], path) for path in splitters}
     pieces |= {path: _listed(path) for path in lists}
     sides = zip(files, splitters, strict=True)
@@ -238,20 +236,13 @@ def _listed(path: Path) -> list[str]:
     yaml = optional_import("yaml", extra="export")
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # all values are strings: "no" and "1.5" are pieces
     try:
-        found = {int(number): piece for piece, number in yaml.load(_read(path), loader).items()}
+        found = {int(number): piece for piece, number in yaml.load(read_file(path), loader).items()}
     except (yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError):
         raise CheckpointError(f"{path}: not a vocabulary of Marian, with an id for each piece.", value=path) from None
     if found.keys() != set(range(len(found))):
         lacking = next(i for i in range(len(found)) if i not in found)
         raise CheckpointError(f"{path}: {len(found)} entries, and none with id {lacking}.", value=path)
     return [found[i] for i in range(len(found))]
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}.", value=path) from None
 
 
 def _tokenizer(source: Vocabulary, target: Vocabulary) -> Tokenizer:

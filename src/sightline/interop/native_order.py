@@ -4,15 +4,17 @@ special tokens.
 Answers stay the same: tokens that only our vocabulary has get a probability of 0.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from sightline.errors import InputError
-from sightline.model.transformer import EncoderDecoder, Model, build
+from sightline.model.transformer import EncoderDecoder, Model
 from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.tokenizer import Tokenizer
+
+Kind = TypeVar("Kind", bound=Model)
 
 EXCLUDED = -1e4
 """Bias of a token that no answer may contain: its probability is 0, and half precision can represent the bias."""
@@ -21,7 +23,7 @@ CLASSIFIER, BIAS = "classifier.weight", "classifier.bias"
 
 
 @torch.no_grad()
-def to_internal_order(model: Model, tokenizer: Tokenizer, start: int | None = None) -> Model:
+def to_internal_order(model: Kind, tokenizer: Tokenizer, start: int | None = None) -> Kind:
     """Return the model with the rows of its token weights in the order of our ids. `start`: the native id of the token
     that answers begin with, for a vocabulary without a start token; None if they begin with a zero vector."""
     weights = dict(model.state_dict())
@@ -42,7 +44,7 @@ def to_internal_order(model: Model, tokenizer: Tokenizer, start: int | None = No
             "classifier_bias": BIAS in weights,
         }
     )
-    ours = build(config)
+    ours = type(model)(config)
     ours.load_state_dict(weights)
     return ours.eval()
 

@@ -15,6 +15,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,31 +23,29 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
+from sightline.backends.ctranslate2_format import check_exportable
 from sightline.config import ModelConfig, SearchConfig
 from sightline.engine.translator import translation_request
-from sightline.errors import CheckpointError, ConfigError, InputError
+from sightline.errors import CheckpointError, InputError
 from sightline.files import optional_import, read_json_object, replacing_folder
-from sightline.model.cache import rows_of
+from sightline.model.cache import CrossKV, rows_of
 from sightline.model.mask import Mask
 from sightline.model.protocol import Inputs
-from sightline.model.transformer import CrossAttention, EncoderDecoder, SelfAttention, rotate, split
-from sightline.search.driver import search
+from sightline.model.transformer import CrossAttention, EncoderDecoder, split
+from sightline.search.driver import padded, search
 from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.tokenizer import Tokenizer
 
 OPSET = 18
 """Version of ONNX's operators: the oldest that torch writes, for older runtimes."""
-BATCH = 32
-"""Sources in a batch of the comparison."""
 
 Ids = Int[Tensor, "batch new"]
 Source = Int[Tensor, "batch source"]
 SourceMask = Bool[Tensor, "batch source"]
 CrossKeys = Float[Tensor, "layers batch heads source d_k"]
-Past = Float[Tensor, "layers batch heads past d_k"]
 Vectors = Float[Tensor, "batch new d_model"]
+Past = Float[Tensor, "layers batch heads past d_k"]
 
 
 # --- Graphs
@@ -86,45 +85,34 @@ class DecoderGraph(nn.Module):
         positions = columns[None, past:]
         mask, source = Mask(columns <= positions[:, None, :, None], no_empty_rows=True), Mask.of(source_mask)
         x, rotary = decoder.embedding(target, positions), decoder.rotary_table(positions)
-        cached = []
+        caches: list[Any] = []
         for i, layer in enumerate(decoder.layers):
-            attend = CachedSelfAttention(layer.self_attention, mask, rotary, past_keys[i], past_values[i])
-            x = layer.self_attention_residual(x, attend)
-            x = layer.cross_attention_residual(
-                x, CachedCrossAttention(layer.cross_attention, source, memory_keys[i], memory_values[i])
-            )
+            caches.append(GrowingCache(past_keys[i], past_values[i]))
+            cross = CrossKV(memory_keys[i], memory_values[i], source)
+            read_target = partial(layer.self_attention, mask=mask, rotary=rotary, cache=caches[i])
+            x = layer.self_attention_residual(x, read_target)
+            x = layer.cross_attention_residual(x, partial(read_source, attention=layer.cross_attention, cross=cross))
             x = layer.feed_forward_residual(x, layer.feed_forward)
-            cached.append(attend)
         logits = self.model.classifier(decoder.norm(x))
-        return logits, torch.stack([one.keys for one in cached]), torch.stack([one.values for one in cached])
+        return logits, torch.stack([one.keys for one in caches]), torch.stack([one.values for one in caches])
 
 
-class CachedSelfAttention:
-    """Self-attention of new tokens to themselves and to all earlier tokens."""
+class GrowingCache:
+    """A layer's part of the cache (`model.cache.LayerCache`), which grows by the new keys and values."""
 
-    def __init__(
-        self, attention: SelfAttention, mask: Mask, rotary: Tensor | None, keys: Tensor, values: Tensor
-    ) -> None:
-        self.attention, self.mask, self.rotary, self.keys, self.values = attention, mask, rotary, keys, values
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
 
-    def __call__(self, x: Vectors) -> Vectors:
-        q, k, v = split(self.attention.query_key_value(x), 3, self.attention.heads)
-        q, k = rotate(q, self.rotary), rotate(k, self.rotary)
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         self.keys, self.values = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
-        return self.attention.concat(self.attention.attend(q, self.keys, self.values, self.mask))
+        return self.keys, self.values
 
 
-class CachedCrossAttention(NamedTuple):
-    """Encoder-decoder attention with one row of the source for each row of the target."""
-
-    attention: CrossAttention
-    mask: Mask
-    keys: Tensor
-    values: Tensor
-
-    def __call__(self, x: Vectors) -> Vectors:
-        (q,) = split(self.attention.query(x), 1, self.attention.heads)
-        return self.attention.concat(self.attention.attend(q, self.keys, self.values, self.mask))
+def read_source(x: Vectors, attention: CrossAttention, cross: CrossKV) -> Vectors:
+    """Return encoder-decoder attention with one row of the source for each row of the target; the model's own checks
+    the number of rows, which is free here."""
+    (q,) = split(attention.query(x), 1, attention.heads)
+    return attention.concat(attention.attend(q, *cross))
 
 
 # --- Export
@@ -134,17 +122,7 @@ def export(model: EncoderDecoder, tokenizer: Tokenizer, folder: Path | str) -> N
     """Write a model and its vocabulary. The folder is written completely or not at all; an older one is replaced."""
     optional_import("onnxscript", extra="export")
     folder, config = Path(folder).absolute(), model.config
-    if config.architecture != "encoder-decoder":
-        raise ConfigError(
-            f'ONNX needs `model.architecture` = "encoder-decoder", got "{config.architecture}".',
-            option="model.architecture",
-            value=config.architecture,
-        )
-    for side, rows in ((tokenizer, config.vocab_size), (tokenizer.source, config.source_vocab_size)):
-        if side.size > (rows or config.vocab_size):
-            raise InputError(
-                f"The vocabulary has {side.size} tokens, the model {rows or config.vocab_size}.", value=side.size
-            )
+    check_exportable(config, tokenizer, "ONNX")
     special = {"pad": PAD, "start": START, "end": END, "unknown": UNKNOWN}
     size = {"layers": config.decoder.layers, "heads": config.decoder.heads, "vocab_size": config.vocab_size}
     size |= {"d_k": config.d_model // config.decoder.heads, "max_length": config.positions.max_length}
@@ -207,21 +185,9 @@ def _write(module: nn.Module, inputs: Sequence[Input], outputs: Sequence[str], p
             verbose=False,
         )
         if exported is not None:
-            _remove_metadata(exported.model)
+            passes = optional_import("onnx_ir.passes.common", extra="export")
+            passes.ClearMetadataAndDocStringPass()(exported.model)  # names of source files
             exported.save(str(path))
-
-
-def _remove_metadata(graphs: Any) -> None:
-    """Remove the names of source files, which torch adds to each node."""
-    graphs.metadata_props.clear()
-    graphs.graph.metadata_props.clear()
-    for node in graphs.graph:
-        node.metadata_props.clear()
-        node.doc_string = None
-        for value in node.outputs:
-            value.metadata_props.clear()
-    for value in (*graphs.graph.inputs, *graphs.graph.initializers.values()):
-        value.metadata_props.clear()
 
 
 @contextlib.contextmanager
@@ -338,27 +304,24 @@ class OnnxState:
 class Difference(NamedTuple):
     """Difference between an export and the model."""
 
-    logits: float
-    """Largest difference of two logits when both read the model's greedy answers, in one pass or step by step."""
+    numbers: float
+    """Largest difference of log-probabilities; for ONNX, of logits, in one pass or step by step."""
     answers: int
-    """Sources whose greedy answers differ."""
+    """Sentences whose greedy answers differ."""
+    sentences: int
 
 
 @torch.no_grad()
 def verify(folder: Path | str, model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> Difference:
-    """Load an export and compare it with the model on sources (ids without END)."""
-    if not sources:
-        raise InputError.of("sources", sources, "must not be empty.")
+    """Load an export and compare it with the model on sources (ids without END), at least one."""
     ours, theirs, greedy = _copy(model), OnnxModel(folder), SearchConfig(beams=1)
     requests = [translation_request(ids, greedy, model.config) for ids in sources]
     expected, found = ([best.ids for best, *_ in search(one, requests, greedy)] for one in (ours, theirs))
-    gaps = []
-    for i in range(0, len(sources), BATCH):
-        source = pad_sequence([torch.tensor(request.source) for request in requests[i : i + BATCH]], True, PAD)
-        target = pad_sequence([torch.tensor([START, *ids]) for ids in expected[i : i + BATCH]], True, PAD)
-        logits = ours(source, target, source != PAD)
-        state = theirs.start(Inputs(source, source_layout=source != PAD), capacity=target.shape[1])
-        steps = torch.stack([theirs.step(column[:, None], state) for column in target.unbind(1)], 1)
-        gaps += [(given - logits)[target != PAD].abs().max() for given in (theirs(source, target), steps)]
+    source, _ = padded([request.source for request in requests], theirs.device)
+    target, _ = padded([[START, *ids] for ids in expected], theirs.device)
+    logits = ours(source, target, source != PAD)
+    state = theirs.start(Inputs(source, source_layout=source != PAD), capacity=target.shape[1])
+    steps = torch.stack([theirs.step(column[:, None], state) for column in target.unbind(1)], 1)
+    gaps = [(given - logits)[target != PAD].abs().max().item() for given in (theirs(source, target), steps)]
     different = sum(one != other for one, other in zip(expected, found, strict=True))
-    return Difference(torch.stack(gaps).max().item(), different)
+    return Difference(max(gaps), different, len(sources))
