@@ -127,7 +127,7 @@ def locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.with_name(f".{path.name}.lock").open("ab")
     except OSError as error:
-        raise _not_written(path, error) from None
+        raise not_written(path, error) from None
     with file:
         lock(file, wait=True)
         yield
