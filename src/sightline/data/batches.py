@@ -201,19 +201,20 @@ def collate(store: Store, chosen: Shared | Sequence[int] | Ints) -> Batch:
         chosen = Shared(pairs, np.arange(len(pairs)), len(pairs), length=0)
     source = None if store.source is None else _Cells(store.source, chosen)
     target = _Cells(store.target, chosen)
-    target_out = target.rows(target.ids, last=END)
+    target_out, tokens = target.rows(target.ids, last=END), int(target.sizes.sum())
     if source is None:
         # Not in the loss: the END after a piece of text, which does not end there, and tokens outside the loss mask.
         target_out.view(-1)[target.start + target.sizes - 1] = PAD
-    if store.loss_mask is not None:
-        target_out[target.rows(store.loss_mask.take(chosen.pairs)[0], last=1) == 0] = PAD
+        if store.loss_mask is not None:
+            target_out[target.rows(store.loss_mask.take(chosen.pairs)[0], last=1) == 0] = PAD
+        tokens = int((target_out != PAD).sum())
     return Batch(
         source=None if source is None else source.rows(source.ids, last=END),
         source_layout=None if source is None else source.layout(),
         target_in=target.rows(target.ids, first=START),
         target_out=target_out,
         target_layout=target.layout(unused_in_first=source is not None) if chosen.length or source is None else None,
-        tokens=int((target_out != PAD).sum()),
+        tokens=tokens,
     )
 
 
@@ -249,7 +250,7 @@ class _Cells:
         Unused cells of a packed row belong to no sentence, or to the row's first one, whose causal mask hides them.
         """
         if not self.packed:
-            return torch.arange(self.shape[1]) < torch.from_numpy(self.sizes)[:, None]
+            return torch.from_numpy(np.arange(self.shape[1]) < self.sizes[:, None])
         blank = np.full(self.shape[0], -1)
         if unused_in_first:
             first = self.offset == 0
