@@ -46,10 +46,8 @@ class Measurement:
         """Seconds and tokens of each batch; the first one of a mode does not count: it allocates memory."""
 
     def complete(self) -> bool:
-        return all(
-            len(batches) > BATCHES and sum(seconds for seconds, _ in batches[1:]) >= SECONDS
-            for batches in self.batches.values()
-        )
+        counted = [batches[1:] for batches in self.batches.values()]
+        return all(len(each) >= BATCHES and sum(seconds for seconds, _ in each) >= SECONDS for each in counted)
 
     def rate(self, mode: ThreadMode) -> float:
         """Return the median of the seconds for a token."""

@@ -23,7 +23,8 @@ def import_(
     ] = False,
 ) -> None:
     """Convert a model of other software to a Sightline model. The weights stay the same."""
-    from sightline.interop.reading import detect_format, find_model
+    from sightline.interop.hub import find_model
+    from sightline.interop.reading import detect_format
     from sightline.model_folder import count_parameters, save_model
 
     if (out / "config.json").exists() or (out / "model.safetensors").exists():

@@ -77,7 +77,7 @@ def read_argos(path: Path | str) -> tuple[EncoderDecoder, Tokenizer]:
         folder = next((each for each in found if (each / "metadata.json").is_file()), path)
         outer = _files(folder, lambda name: name in ("metadata.json", "bpe.model", *PIECES))
         inner = _files(folder / "model", lambda name: bool(MODEL_FILES.fullmatch(name)))
-        return _package({**outer, **{f"model/{name}": data for name, data in inner.items()}}, path)
+        return _package({**outer, **inner}, path)
     return _package(_unzipped(path), path)
 
 
@@ -90,8 +90,7 @@ def _package(files: Files, where: Path) -> tuple[EncoderDecoder, Tokenizer]:
             )
     if PIECES[0] not in files and "bpe.model" in files:
         raise ConfigError(f"{where}: bpe.model is not supported, only sentencepiece.model.", value="bpe.model")
-    kept = {name.removeprefix("model/"): data for name, data in files.items() if name != "metadata.json"}
-    return _model(kept, where)
+    return _model(files, where)
 
 
 # --- Files
@@ -107,7 +106,7 @@ def _files(folder: Path, wanted: Any) -> dict[str, bytes]:
 
 
 def _unzipped(path: Path) -> dict[str, bytes]:
-    """Return the files of a package that an import reads, by their names within its folder."""
+    """Return the files of a package that an import reads, by their names without a folder."""
     broken = zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, NotImplementedError, ValueError
     try:
         with zipfile.ZipFile(path) as archive:
@@ -135,7 +134,7 @@ def _chosen(entries: list[zipfile.ZipInfo], where: Path) -> dict[str, zipfile.Zi
         if name in ("metadata.json", "bpe.model", *PIECES) or (inner != name and MODEL_FILES.fullmatch(inner)):
             if stat.S_ISLNK(entry.external_attr >> 16):
                 raise CheckpointError(f"{where}: {entry.filename!r} is a link.", value=entry.filename)
-            found[name] = entry
+            found[inner] = entry
         if entry.file_size > min(MAX_BYTES, MAX_COMPRESSION * max(entry.compress_size, 2**16)):
             raise CheckpointError(
                 f"{where}: {entry.filename!r} is too large: {entry.file_size:,} bytes.", value=entry.filename

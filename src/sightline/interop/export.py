@@ -48,19 +48,20 @@ def export(
     `precision` and `shortlist` (its file) are for CTranslate2."""
     if kind != "ctranslate2" and precision != "float32":
         raise ConfigError.of("precision", precision, f"must be float32 for {kind}, got {precision}.")
-    folder = folder.absolute()
+    folder, sources = folder.absolute(), _sources(tokenizer)
+    requests = [translation_request(ids, GREEDY, model.config) for ids in sources]
     with replacing_folder(folder, KINDS[kind], "exported") as draft:
         if kind == "huggingface":
             write_hugging_face(model, tokenizer, draft)
-            found = _as_hugging_face(draft, model, tokenizer) if verify else None
+            found = _as_hugging_face(draft, model, tokenizer, requests) if verify else None
         elif kind == "ctranslate2":
             convert(model, tokenizer, draft, quantization=precision)
             if shortlist is not None:
                 shutil.copyfile(shortlist, draft / SHORTLIST)
-            found = _as_ctranslate2(draft, model, tokenizer, precision) if verify else None
+            found = _as_ctranslate2(draft, model, precision, requests) if verify else None
         else:
             onnx.export(model, tokenizer, draft)
-            found = onnx.verify(draft, model, _sources(tokenizer)) if verify else None
+            found = onnx.verify(draft, model, sources) if verify else None
         if found is not None and precision == "float32" and not found.numbers <= TOLERANCE:
             raise CheckpointError(
                 f"{folder}: deleted: its log-probabilities differ from those of the model by up to "
@@ -69,10 +70,6 @@ def export(
                 value=found.numbers,
             )
     return found
-
-
-def _requests(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> list[Request]:
-    return [translation_request(ids, GREEDY, model.config) for ids in sources]
 
 
 def _texts() -> list[str]:
@@ -86,16 +83,17 @@ def _sources(tokenizer: Tokenizer) -> list[list[int]]:
     return [*source.encode(_texts()), *drawn]
 
 
-def _as_ctranslate2(folder: Path, model: EncoderDecoder, tokenizer: Tokenizer, precision: Precision) -> Difference:
-    sources = _sources(tokenizer)
-    backend = CTranslate2Backend(folder, precision)
-    theirs = [best for best, *_ in backend.search(_requests(model, sources), GREEDY)]
-    answers = [best.ids for best in theirs]
-    return _difference(model, sources, answers, [best.log_probs for best in theirs])
+def _as_ctranslate2(
+    folder: Path, model: EncoderDecoder, precision: Precision, requests: Sequence[Request]
+) -> Difference:
+    theirs = [best for best, *_ in CTranslate2Backend(folder, precision).search(requests, GREEDY)]
+    return _difference(model, requests, [best.ids for best in theirs], [best.log_probs for best in theirs])
 
 
 @torch.no_grad()
-def _as_hugging_face(folder: Path, model: EncoderDecoder, tokenizer: Tokenizer) -> Difference:
+def _as_hugging_face(
+    folder: Path, model: EncoderDecoder, tokenizer: Tokenizer, requests: Sequence[Request]
+) -> Difference:
     with quiet():
         theirs = optional_import("transformers", extra="export").AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
         words = optional_import("transformers", extra="export").AutoTokenizer.from_pretrained(folder)
@@ -105,24 +103,22 @@ def _as_hugging_face(folder: Path, model: EncoderDecoder, tokenizer: Tokenizer) 
         if words.convert_ids_to_tokens(words(text)["input_ids"])[:-1] != tokenizer.source.pieces(ids):
             raise CheckpointError(f"{folder}: the exported vocabulary tokenises this text differently: {text!r}.")
     answers, log_probs = [], []
-    for source in (sources := _sources(tokenizer)):
-        pieces = tokenizer.source.pieces([*source, END])
-        encoded = torch.tensor([[words.encoder[piece] for piece in pieces]])
-        written = theirs.generate(encoded, num_beams=1, max_new_tokens=2 * len(pieces) + 9)[0]
+    for request in requests:
+        encoded = torch.tensor([[words.encoder[piece] for piece in tokenizer.source.pieces(request.source)]])
+        written = theirs.generate(encoded, num_beams=1, max_new_tokens=2 * len(request.source) + 9)[0]
         logits = theirs(encoded, decoder_input_ids=written[None, :-1]).logits[0].log_softmax(-1)
         log_probs.append(logits.gather(1, written[1:, None])[:, 0].tolist())
         answers.append([numbers[names[i]] for i in written[1:].tolist()])
     ended = [ids[:-1] if ids[-1] == END else ids for ids in answers]
-    return _difference(model, sources, ended, log_probs)
+    return _difference(model, requests, ended, log_probs)
 
 
 def _difference(
-    model: EncoderDecoder, sources: Sequence[Sequence[int]], answers: list[list[int]], log_probs: list[list[float]]
+    model: EncoderDecoder, requests: Sequence[Request], answers: list[list[int]], log_probs: list[list[float]]
 ) -> Difference:
     """Compare the log-probabilities of the export's own answers. An answer that is cut off has no end."""
-    requests = _requests(model, sources)
     ours = score([model], requests, answers)
     pairs = [(a, b) for mine, theirs in zip(ours, log_probs, strict=True) for a, b in zip(mine, theirs, strict=False)]
     expected = [best.ids for best, *_ in search(model, requests, GREEDY)]
     different = sum(one[: len(other)] != other for one, other in zip(answers, expected, strict=True))
-    return Difference(max((abs(a - b) for a, b in pairs), default=0.0), different, len(sources))
+    return Difference(max((abs(a - b) for a, b in pairs), default=0.0), different, len(requests))

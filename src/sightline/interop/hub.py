@@ -34,6 +34,21 @@ TIMEOUT = 10
 EXAMPLE = "Helsinki-NLP/opus-mt-en-de"
 
 
+def find_model(
+    source: str, *, revision: str | None = None, offline: bool = False, log: Callable[[str], None] = lambda _: None
+) -> Path:
+    """Return the folder or package with this path, or else the downloaded model of this name on the hub. `log` receives
+    one line before a download."""
+    path = Path(source)
+    if path.exists():
+        return path
+    if "/" not in source or not NAME.fullmatch(source):
+        raise InputError(
+            f"{source}: no such folder or package, and not a name on the Hugging Face hub (OWNER/MODEL).", value=source
+        )
+    return fetch(source, revision=revision, offline=offline, log=log)
+
+
 def fetch(
     name: str, *, revision: str | None = None, offline: bool = False, log: Callable[[str], None] = lambda _: None
 ) -> Path:

@@ -110,7 +110,8 @@ class Parameters:
                 archive = np.load(file, allow_pickle=False)
                 self._left: dict[str, NDArray[Any]] = {name: archive[name] for name in archive.files}
         except Exception as error:  # zipfile, zlib and numpy raise many classes for damaged files
-            raise CheckpointError(f"{path}: cannot be read: {_reason(error)}.", value=path) from None
+            reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+            raise CheckpointError(f"{path}: cannot be read: {reason}.", value=path) from None
 
     def options(self) -> bytes:
         if OPTIONS not in self._left:
@@ -141,11 +142,6 @@ class Parameters:
 
     def _error(self, name: str, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: {name!r}: {problem}.", value=name)
-
-
-def _reason(error: Exception) -> str:
-    """Return an error message on one line."""
-    return (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
 
 
 # --- Options
@@ -247,13 +243,11 @@ def _listed(path: Path) -> list[str]:
 
 def _tokenizer(source: Vocabulary, target: Vocabulary) -> Tokenizer:
     """Return a tokenizer, joint if both vocabularies are equal."""
-    found = _one_side(target)
-    return found if source == target else Tokenizer(found.model, target.where, _one_side(source))
-
-
-def _one_side(vocabulary: Vocabulary) -> Tokenizer:
-    pieces = [RENAMED_START if piece == NAMES[START] else piece for piece in vocabulary.pieces]
-    return Tokenizer.of_pieces(pieces, vocabulary.splitter, vocabulary.where)
+    sources, targets = (
+        Tokenizer.of_pieces([RENAMED_START if piece == NAMES[START] else piece for piece in pieces], splitter, where)
+        for pieces, splitter, where in (source, target)
+    )
+    return targets if source == target else Tokenizer(targets.model, target.where, sources)
 
 
 # --- Weights by our names
@@ -333,24 +327,22 @@ def _embeddings(
             f"{target.where}: source and target share an embedding, but not the vocabulary.", value=target.where
         )
     ours: Weights = {}
-    for side, vocabulary in (("encoder", source), ("decoder", target)):
-        name, here = "Wemb" if one_embedding else f"{side}_Wemb", f"{side}.embedding.tokens.weight"
-        if one_embedding and side == "decoder":
-            ours[here] = ours["encoder.embedding.tokens.weight"]
-            continue
+    sides = {"encoder": source} if one_embedding else {"encoder": source, "decoder": target}
+    for side, vocabulary in sides.items():
+        name = "Wemb" if one_embedding else f"{side}_Wemb"
         rows = parameters.rows(name)
         if rows and rows != len(vocabulary.pieces):
             raise CheckpointError(
                 f"{vocabulary.where}: the vocabulary has {len(vocabulary.pieces)} entries, the model {rows}.",
                 value=vocabulary.where,
             )
-        ours[here] = parameters.take(name, len(vocabulary.pieces), d_model)
+        ours[f"{side}.embedding.tokens.weight"] = parameters.take(name, len(vocabulary.pieces), d_model)
     if not options.get("output-omit-bias"):
         ours["classifier.bias"] = parameters.take(f"{out}_b", entries)
     if tied:
-        if one_embedding:
-            del ours["decoder.embedding.tokens.weight"]
         return ours, "all" if one_embedding else "target"
+    if one_embedding:
+        ours["decoder.embedding.tokens.weight"] = ours["encoder.embedding.tokens.weight"]
     older = parameters.has(f"{out}_W")  # transposed in old files
     weight = (
         parameters.take(f"{out}_W", d_model, entries).T if older else parameters.take(f"{out}_Wt", entries, d_model)
