@@ -22,7 +22,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from sightline.backends.ctranslate2_format import Precision
-from sightline.cli.shortlist import shortlist
+from sightline.bulk.pairs import learn_shortlist
 from sightline.data.corpus import Table, read_pairs
 from sightline.engine import Translator, load_translator
 
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     systems = {"student": options.student, "teacher": options.teacher}
-    shortlist(options.student, pairs=[str(options.data / PAIRS)])
+    learn_shortlist(options.student, [Table(options.data / PAIRS)])
     texts = [source for source, _ in read_pairs(Table(options.data / SETS["Tatoeba"]))][: options.timed]
     timed = speed(systems, texts, options.rounds)
     engine = load_translator(options.student, device="cpu")

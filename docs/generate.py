@@ -6,7 +6,6 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -91,12 +90,12 @@ def _parameter(command: Any, parameter: Any) -> str:
     called = command.callback
     default = inspect.signature(called).parameters[parameter.name].default
     kind = get_type_hints(called)[parameter.name]
-    choices = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, Enum)]
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
     names = [parameter.name.upper()] if parameter.param_type_name == "argument" else parameter.opts
     return _row(
         ", ".join(f"`{name}`" for name in (*names, *parameter.secondary_opts)),
         "required" if parameter.required else _default(default, parameter.opts[0] if parameter.secondary_opts else ""),
-        " ".join([*(getattr(parameter, "help", None) or "").split(), *(_choices(one) for one in choices)]),
+        " ".join([*(getattr(parameter, "help", None) or "").split(), *_choices(choices)]),
     )
 
 
@@ -107,9 +106,9 @@ def _default(value: Any, flag: str) -> str:
     return f"`{value}`" if isinstance(value, str | int | float | Path) and value is not False else ""
 
 
-def _choices(kind: type[Enum]) -> str:
-    *others, last = (f"`{one.value}`" for one in kind)
-    return f"One of {', '.join(others)} and {last}."
+def _choices(values: tuple[str, ...]) -> list[str]:
+    """Return a sentence of the values of an option, if they are listed."""
+    return [f"One of {', '.join(f'`{value}`' for value in values[:-1])} and `{values[-1]}`."] if values else []
 
 
 def _commands(path: str, command: Any) -> Iterator[tuple[str, click.Command]]:

@@ -12,11 +12,12 @@ import pytest
 
 import sightline as library
 from runs import LIMIT, environment, files, metrics, sightline, write_pairs
-from sightline.cli import pairs as made
-from sightline.cli.lines import only_writer
+from sightline.bulk.lines import Report, only_writer
+from sightline.bulk.pairs import write_pairs as write_table
 from sightline.config import SearchConfig
 from sightline.data.builtin import generate
 from sightline.data.corpus import LONGEST_LINE, Table, read_pairs
+from sightline.engine import Plan
 from sightline.errors import InputError
 from support import raises
 from taught import HALF_TAUGHT
@@ -39,7 +40,8 @@ def rows(path):
 
 KILLED = """
 import os, signal
-from sightline.cli import lines, main
+from sightline.bulk import lines
+from sightline.cli import main
 windows, lines.FIRST, lines.LAST = lines._windows, 8, 8
 
 def first_only(texts):
@@ -200,15 +202,19 @@ class FixedTranslator:
     def __init__(self, answers):
         self.answers = answers
 
-    def plan(self, texts, *_, **__):
-        return texts
+    def plan(self, texts, options, **_):
+        return Plan(texts, options, lambda answers: [SimpleNamespace(text=answer) for answer in answers])
 
-    def run(self, texts):
-        return [SimpleNamespace(text=self.answers[text]) for text in texts]
+    def search(self, texts, *_, **__):
+        return [self.answers[text] for text in texts]
+
+
+def ignore(*_):
+    """Take no notice of progress."""
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_answers_that_are_not_one_line_are_left_out(reverse, tmp_path, capsys):
+def test_answers_that_are_not_one_line_are_left_out(reverse, tmp_path):
     answers = {
         "a": "A",
         "b": "",
@@ -220,9 +226,10 @@ def test_answers_that_are_not_one_line_are_left_out(reverse, tmp_path, capsys):
         "h": "H" * LONGEST_LINE,
     }
     text, out = write(tmp_path / "x", answers), tmp_path / "x.tsv"
-    made.write_pairs(FixedTranslator(answers), None, [text], out, reverse=reverse, plain=True)
+    logged = []
+    write_table(FixedTranslator(answers), None, [text], out, reverse=reverse, report=Report(ignore, logged.append))
     assert rows(out) == [("A", "a") if reverse else ("a", "A"), *[("", "")] * 7]
-    assert "1 pairs; 7 of 8 lines" in capsys.readouterr().err
+    assert "1 pairs; 7 of 8 lines" in logged[-1]
     assert len(list(read_pairs(Table(out)))) == 8
 
 
@@ -273,7 +280,7 @@ def test_invalid_students_are_refused_before_the_teacher_works(given, words, tau
 
 def test_distill_refuses_to_overwrite_or_to_resume_with_other_options(taught, refused, tmp_path):
     (tmp_path / "run").mkdir()
-    started_with = {"teacher": "other", "source": ["x.en"], "beam": 4}
+    started_with = {"teacher": "other", "source": ["x.en"], "beams": 4}
     (tmp_path / "run" / "distill.json").write_text(json.dumps(started_with))
     command = ["distill", taught, "--source", "x.en", "--out", "run"]
     refused(command, "--out", "run", "--resume")
@@ -337,5 +344,5 @@ def test_options_of_the_student_may_change_until_its_training_starts(taught, wit
 def test_text_without_pairs_is_an_error(taught, tmp_path):
     text, out = write(tmp_path / "x.en", ["", " "]), tmp_path / "x.tsv"
     with raises(InputError, value=2):
-        made.write_pairs(library.load(taught), SearchConfig(), [text], out, reverse=True, plain=True)
+        write_table(library.load(taught), SearchConfig(), [text], out, reverse=True, report=Report(ignore, ignore))
     assert not out.exists()

@@ -66,7 +66,7 @@ def test_unusual_lines(taught):
 
 @pytest.mark.parametrize("command", ["score", "align"])
 def test_errors_count_pairs_across_windows(command, taught, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(f"sightline.cli.{command}.WINDOW", 2)
+    monkeypatch.setattr("sightline.bulk.pairs.WINDOW", 2)
     (tmp_path / "a.en").write_text("x\n" * 4 + "x " * 9000 + "\n")
     (tmp_path / "a.de").write_text("y\n" * 5)
     files = ["--source", tmp_path / "a.en", "--target", tmp_path / "a.de"]

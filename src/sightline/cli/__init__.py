@@ -1,1 +1,1 @@
-"""The command line: one file a command. Only this package knows of typer."""
+"""The command line: a command is a function with options. Only this package knows of typer."""

@@ -1,13 +1,15 @@
 """`sightline demo`: translate, train a small model in a minute, and open the page with both."""
 
-import contextlib
 import shutil
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Exit, Option
 
+from sightline.cli.console import console_sink
+from sightline.cli.serve import import_packages, run_service
 from sightline.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,49 +41,45 @@ it has one correct answer to each sentence, so label smoothing would not help.""
 
 
 def demo(
-    out: Annotated[Path | None, typer.Option(help="Keep the trained model in this folder.")] = None,
-    serve: Annotated[bool, typer.Option(help="Open the page with all models at the end.")] = True,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 chooses a free one.")] = 8000,
+    out: Annotated[Path | None, Option(help="Keep the trained model in this folder.")] = None,
+    serve: Annotated[bool, Option(help="Open the page with all models at the end.")] = True,
+    port: Annotated[int, Option(min=0, max=65535, help="Port of the page; 0 chooses a free one.")] = 8000,
 ) -> None:
     """Translate, trace the model, train a small model (less than a minute), and open the page with all of them."""
-    import tempfile
-
     from rich.console import Console
+
+    from sightline.config import ServeConfig
 
     _check(out, port if serve else None)
     console = Console(highlight=False)
-    console.print()
-    console.print("[bold]Sightline[/]  the Transformer, opened")
+    console.print("\n[bold]Sightline[/]  the Transformer, opened")
     translate(console)
     explain(console)
     with tempfile.TemporaryDirectory() as temporary:
         folder = out or Path(temporary) / "yours"
         teach(console, folder, kept=out is not None)
         if serve:
-            show(console, folder, port)
+            heading(
+                console,
+                "Look inside",
+                "The page shows all models: type a sentence and open any box of the figure down to its numbers. Press "
+                "Ctrl-C to stop.",
+            )
+            run_service([*SENTENCES_TO_TRY, f"yours={folder}"], "127.0.0.1", port, ServeConfig(), open_page=True)
         elif out:
             console.print(f"[dim]The model is in {out}. To train on your own text, see docs/guides/train.md.[/]")
 
 
 def _check(out: Path | None, port: int | None) -> None:
     """Check folder and port before the training."""
-    import tempfile
-
-    from sightline.cli.serve import import_packages
-
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
-            empty = not any(out.iterdir())
-            tempfile.TemporaryFile(dir=out).close()  # the folder can be written
-        except FileExistsError:  # a file
-            empty = False
+            tempfile.TemporaryFile(dir=out).close()
         except OSError as error:
-            message = f"`out` cannot be written: {out}: {error.strerror}."
-            raise InputError(message, option="out", value=out) from None
-        if not empty:
-            message = f"`out` is not empty: {out}. Choose another folder."
-            raise InputError(message, option="out", value=out)
+            raise InputError.of("out", out, f"cannot be written: {out}: {error.strerror}.") from None
+        if any(out.iterdir()):
+            raise InputError.of("out", out, f"is not empty: {out}. Choose another folder.")
     if port is not None:
         import_packages()
         from sightline.serve.app import bind
@@ -100,15 +98,14 @@ def translate(console: "Console") -> None:
     """Translate with the bundled models."""
     started = time.perf_counter()
     from sightline.engine import load_translator
-    from sightline.model_folder import ModelFolder, bundled_models
+    from sightline.model_folder import ModelFolder
 
-    for name in (name for name in SENTENCES_TO_TRY if name in bundled_models()):
+    for name, sentences in SENTENCES_TO_TRY.items():
         engine = load_translator(name, backend="torch")  # CTranslate2 would convert the model first
-        count = ModelFolder(name).count_parameters()
-        heading(console, f"Translate with {name}", f"A bundled model with {count / 1e6:.1f} million parameters.")
-        for text, found in zip(SENTENCES_TO_TRY[name], engine.translate(SENTENCES_TO_TRY[name]), strict=True):
-            console.print(f"  {text}")
-            console.print(f"  [cyan]{found.text}[/]")
+        count = ModelFolder(name).count_parameters() / 1e6
+        heading(console, f"Translate with {name}", f"A bundled model with {count:.1f} million parameters.")
+        for text, found in zip(sentences, engine.translate(sentences), strict=True):
+            console.print(f"  {text}\n  [cyan]{found.text}[/]")
     console.print(f"[dim]{time.perf_counter() - started:.1f} s, mostly loading.[/]")
 
 
@@ -130,13 +127,11 @@ def explain(console: "Console") -> None:
         "“It” is the animal (das Tier), so [bold]es[/], or the street (die Straße), so [bold]sie[/]. The table shows "
         "the cross-attention of the last layer, the mean of its heads, at the step that writes the pronoun.",
     )
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("")
+    table = Table("", box=None, pad_edge=False, header_style="dim")
     for pair in pairs:
         table.add_column(f"too {pair.source_words[-2]}: {pair.target_words[pair.target_pronoun or 0]}", min_width=26)
-    rows = zip(traces[0].tokens["source"], *(weights.tolist() for weights in attention), strict=True)
-    for number, (piece, *weights) in enumerate(rows):
-        other = traces[1].tokens["source"][number]
+    pieces = [trace.tokens["source"] for trace in traces]
+    for piece, other, *weights in zip(*pieces, *(each.tolist() for each in attention), strict=True):
         word = piece if piece == other else f"{piece}/{other}"
         cells = (f"{weight:.3f} [cyan]{'━' * round(16 * weight)}[/]" for weight in weights)
         table.add_row(word.replace("▁", ""), *cells)
@@ -160,7 +155,6 @@ def teach(console: "Console", folder: Path, *, kept: bool) -> None:
     from sightline.model.transformer import build
     from sightline.model_folder import BUNDLED, EXAMPLES, load_model, load_tokenizer
     from sightline.train.run import RunOptions, TextFiles, train_files
-    from sightline.train.sinks import Lines, ProgressBar
 
     heading(
         console,
@@ -168,29 +162,20 @@ def teach(console: "Console", folder: Path, *, kept: bool) -> None:
         f"{SENTENCES:,} English sentences and their German translations, generated by a grammar. In German, “it” is "
         "er, sie or es, depending on its noun; only the last word of the sentence shows which noun that is.",
     )
-    with contextlib.ExitStack() as after:
-        data = folder if kept else folder.parent
-        data.mkdir(parents=True, exist_ok=True)
-        training, validation = data / "train.tsv", data / "dev.tsv"
-        training.write_text("".join(f"{p.source}\t{p.target}\n" for p in generate("train", SENTENCES)), "utf-8")
-        validation.write_text("".join(f"{p.source}\t{p.target}\n" for p in generate("dev", 200)), "utf-8")
-        options = RunOptions(
-            folder,
-            TextFiles(pairs=[(str(training), 1.0)]),
-            TextFiles(pairs=[(str(validation), 1.0)]),
-            preset="tiny",
-            set=RECIPE,
-            cache=None if kept else data / "cache",
-        )
-        sink = ProgressBar(console) if console.is_terminal else Lines(console)
-        if isinstance(sink, ProgressBar):
-            after.callback(sink.close)
-        started = time.perf_counter()
+    data = folder if kept else folder.parent
+    examples = {data / "train.tsv": generate("train", SENTENCES), data / "dev.tsv": generate("dev", 200)}
+    for file, pairs in examples.items():
+        file.write_text("".join(f"{pair.source}\t{pair.target}\n" for pair in pairs), "utf-8")
+    training, validation = (TextFiles(pairs=[(str(file), 1.0)]) for file in examples)
+    cache = None if kept else data / "cache"
+    options = RunOptions(folder, training, validation, preset="tiny", set=RECIPE, cache=cache)
+    started = time.perf_counter()
+    with console_sink(console) as sink:
         run = train_files(options, sink, lambda text: console.print(f"[dim]{text}[/]"), values)
     if run.stopped:
         if kept:
             console.print(f"Stopped. To continue: sightline train --out {folder} --resume")
-        raise typer.Exit(128 + run.stopped)
+        raise Exit(128 + run.stopped)
     seconds = time.perf_counter() - started
     shutil.copy(BUNDLED / "coref" / EXAMPLES, folder)  # both know the same words
     model, tokenizer = load_model(folder), load_tokenizer(folder)
@@ -205,24 +190,7 @@ def teach(console: "Console", folder: Path, *, kept: bool) -> None:
             shown = text if len(text) <= 60 else f"{text[:59]}…"
             console.print(f"    {name:7} {shown or '(nothing)'}  {right}")
     found = grammar(trained)
-    console.print()
     console.print(
-        f"  {seconds:.0f} s of training. Of 1,000 unseen sentences, {found.exact:.1%} are translated exactly, and "
+        f"\n  {seconds:.0f} s of training. Of 1,000 unseen sentences, {found.exact:.1%} are translated exactly, and "
         f"{found.pronouns:.1%} of their pronouns are right."
-    )
-
-
-def show(console: "Console", folder: Path, port: int) -> None:
-    """Serve the page until Ctrl-C."""
-    from sightline.cli.serve import serve
-    from sightline.model_folder import bundled_models
-
-    heading(
-        console,
-        "Look inside",
-        "The page shows all models: type a sentence and open any box of the figure down to its numbers. Press Ctrl-C "
-        "to stop.",
-    )
-    serve(
-        [*(name for name in SENTENCES_TO_TRY if name in bundled_models()), f"yours={folder}"], port=port, open_page=True
     )

@@ -1,84 +1,77 @@
 """`sightline evaluate`: score translations, with confidence intervals, and compare two systems."""
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option, echo
+
+from sightline.cli.console import log
+from sightline.cli.parameters import Beams, Device, Precision, Shortlist
+from sightline.errors import InputError
+
+if TYPE_CHECKING:
+    from sightline.engine import Translator
 
 TITLES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER", "comet": "COMET"}
 SIGNIFICANT = 0.05
 """Largest p-value of a significant difference."""
 
 
-class Texts(NamedTuple):
-    """The texts to score, one sentence per line."""
-
-    references: list[str]
-    sources: list[str]
-    systems: list[list[str]]
-    """The translations of each system; empty for a model that has not translated yet."""
-
-
 def evaluate(
     model: Annotated[
-        str,
-        typer.Argument(help="Folder or name of a model, or a text file of translations, one sentence per line."),
+        str, Argument(help="Folder or name of a model, or a text file of translations, one sentence per line.")
     ],
-    reference: Annotated[Path, typer.Option(help="Reference translations, line by line.")],
-    source: Annotated[Path | None, typer.Option(help="Source text; not needed for a text file.")] = None,
-    against: Annotated[str | None, typer.Option(help="Second model or text file, to compare with.")] = None,
-    beam: Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy search.")] = 4,
-    save: Annotated[Path | None, typer.Option(help="Write the translations of MODEL to this text file.")] = None,
-    comet: Annotated[bool, typer.Option("--comet", help="Also compute COMET; needs unbabel-comet.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of a table.")] = False,
-    precision: Annotated[
-        str, typer.Option(help="auto, float32, int8 (faster on a CPU) or bfloat16 (faster on a GPU).")
-    ] = "auto",
-    shortlist: Annotated[
-        bool, typer.Option("--shortlist", help="Use the shortlist that `sightline shortlist` wrote.")
-    ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto.")] = "auto",
+    reference: Annotated[Path, Option(help="Reference translations, line by line.")],
+    source: Annotated[Path | None, Option(help="Source text; not needed for a text file.")] = None,
+    against: Annotated[str | None, Option(help="Second model or text file, to compare with.")] = None,
+    beams: Beams = 4,
+    save: Annotated[Path | None, Option(help="Write the translations of MODEL to this text file.")] = None,
+    comet: Annotated[bool, Option("--comet", help="Also compute COMET; needs unbabel-comet.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print a JSON object instead of a table.")] = False,
+    precision: Precision = "auto",
+    shortlist: Shortlist = False,
+    device: Device = "auto",
 ) -> None:
     """Score translations by BLEU, chrF and TER with 95 % intervals, or compare two systems."""
     import json
 
-    from sightline.errors import InputError
+    from sightline.engine import load_translator
+    from sightline.evaluate.comet import load
 
     names = [model] if against is None else [model, against]
-    texts = _read(names, reference, source)
-    models = [name for name, text in zip(names, texts.systems, strict=True) if not text]
+    references, sources, systems = _read(names, reference, source)
+    models = [name for name, text in zip(names, systems, strict=True) if not text]
     if source is None and (models or comet):
         reason = f"{models[0]} is a model" if models else "COMET reads the source"
         raise InputError.of("source", None, f"is missing: {reason}. Name the source text.")
     if save:
         _check_save(save, model in models, [reference, source, *map(Path, names)])
-    comet_of = None
-    if comet:
-        from sightline.evaluate.comet import load
-
-        comet_of = load()
-    if models:
-        texts = _translate(names, texts, beam, {"device": device, "precision": precision, "shortlist": shortlist})
+    scorer = load() if comet else None
+    # All models are loaded first, so that an error in the second is found before translating.
+    engines = {name: load_translator(name, device=device, precision=precision, shortlist=shortlist) for name in models}
+    for i, name in enumerate(names):
+        systems[i] = systems[i] or _translate(name, engines[name], sources, beams)
     if save:
-        _save(save, texts.systems[0])
-    for name, text in zip([str(reference), *names], [texts.references, *texts.systems], strict=True):
+        _save(save, systems[0])
+    for name, text in zip([str(reference), *names], [references, *systems], strict=True):
         _warn(name, text)
-    report: dict[str, Any] = {"sentences": len(texts.references), "reference": str(reference)}
+    report: dict[str, Any] = {"sentences": len(references), "reference": str(reference)}
     if models:
-        report |= {"source": str(source), "beam": beam}
-    report |= _score(names, texts, comet_of)
+        report |= {"source": str(source), "beam": beams}
+    report |= _score(names, systems, sources, references, scorer)
     if as_json:
-        typer.echo(json.dumps(report, ensure_ascii=False))
+        echo(json.dumps(report, ensure_ascii=False))
     else:
         _show(report)
 
 
-def _read(names: Sequence[str], reference: Path, source: Path | None) -> Texts:
-    """Read all files, and check that they have the same number of lines."""
+def _read(names: list[str], reference: Path, source: Path | None) -> tuple[list[str], list[str], list[list[str]]]:
+    """Return references, sources and the translations of each system, which are empty for a model. Check that all files
+    have the same number of lines."""
     from sightline.data.corpus import lines
-    from sightline.errors import InputError
     from sightline.model_folder import ModelFolder
 
     references = list(lines(reference))
@@ -93,38 +86,22 @@ def _read(names: Sequence[str], reference: Path, source: Path | None) -> Texts:
     sources = list(lines(source)) if source else []
     for other, found in zip([source, *names], [sources, *systems], strict=True):
         if found and len(found) != len(references):
-            raise InputError(
-                f"{other} must have as many lines as {reference}, got {len(found):,} and {len(references):,}.",
-                value=str(other),
-            )
-    return Texts(references, sources, systems)
+            counts = f"{len(found):,} and {len(references):,}"
+            raise InputError(f"{other} must have as many lines as {reference}, got {counts}.", value=str(other))
+    return references, sources, systems
 
 
-def _translate(names: Sequence[str], texts: Texts, beam: int, how: dict[str, Any]) -> Texts:
-    """Translate by the models. All are loaded first, so that an error in the second is found before translating."""
-    import time
-
-    from sightline.engine import load_translator
-
-    engines = [None if text else load_translator(name, **how) for name, text in zip(names, texts.systems, strict=True)]
-    systems = []
-    for name, text, engine in zip(names, texts.systems, engines, strict=True):
-        if engine is None:
-            systems.append(text)
-            continue
-        typer.echo(f"{name}: translating {len(texts.sources):,} sentences, beam {beam}", err=True)
-        started = time.perf_counter()
-        found = engine.translate(texts.sources, beams=beam)
-        # One line each, so that the saved file has the same scores.
-        systems.append([" ".join(one.text.split("\n")).rstrip("\r") for one in found])
-        typer.echo(f"{name}: done in {time.perf_counter() - started:.1f} s", err=True)
-    return texts._replace(systems=systems)
+def _translate(name: str, engine: "Translator", sources: list[str], beams: int) -> list[str]:
+    """Translate by a model; one line each, so that a saved file has the same scores."""
+    log(f"{name}: translating {len(sources):,} sentences, beam {beams}")
+    started = time.perf_counter()
+    found = engine.translate(sources, beams=beams)
+    log(f"{name}: done in {time.perf_counter() - started:.1f} s")
+    return [" ".join(one.text.split("\n")).rstrip("\r") for one in found]
 
 
 def _check_save(save: Path, translates: bool, read: Sequence[Path | None]) -> None:
     """Raise if translations cannot be saved, before there are any."""
-    from sightline.errors import InputError
-
     if not translates:
         raise InputError.of("save", str(save), "needs a model, and MODEL is a text file. Leave it out.")
     if any(path and path.resolve() == save.resolve() for path in read):
@@ -133,57 +110,56 @@ def _check_save(save: Path, translates: bool, read: Sequence[Path | None]) -> No
         raise InputError.of("save", str(save), f"cannot be written: {save}. Choose another file.")
 
 
-def _save(save: Path, text: Sequence[str]) -> None:
-    from sightline.errors import InputError
-
+def _save(save: Path, text: list[str]) -> None:
     try:
         save.write_text("".join(f"{line}\n" for line in text), "utf-8", newline="\n")
     except OSError as error:
         raise InputError.of("save", str(save), f"cannot be written: {save} ({error.strerror}).") from None
 
 
-def _warn(name: str, text: Sequence[str]) -> None:
+def _warn(name: str, text: list[str]) -> None:
     """Warn of likely mistakes that lower the scores."""
     blank = [number for number, line in enumerate(text, start=1) if not line.strip()]
     if blank:
-        typer.echo(f"WARNING: {name}:{blank[0]}: {len(blank):,} of {len(text):,} lines are blank.", err=True)
+        log(f"WARNING: {name}:{blank[0]}: {len(blank):,} of {len(text):,} lines are blank.")
     tokenised = sum(line.endswith(" .") for line in text)
     if tokenised > len(text) / 2:
-        typer.echo(
+        log(
             f"WARNING: {name}: {tokenised:,} of {len(text):,} lines end in “ .”. The metrics expect text that is not "
-            "tokenised, and tokenise it themselves.",
-            err=True,
+            "tokenised, and tokenise it themselves."
         )
 
 
-def _score(names: Sequence[str], texts: Texts, comet: Any) -> dict[str, Any]:
+def _score(
+    names: list[str], systems: list[list[str]], sources: list[str], references: list[str], comet: Any
+) -> dict[str, Any]:
     """Return the scores of each system, and the comparison of two."""
     import logging
 
     from sightline.evaluate.compare import compare, estimate
 
     logging.getLogger("sacrebleu").setLevel(logging.ERROR)  # _warn warns of the same
-    typer.echo(f"scoring {len(texts.references):,} sentences; TER takes the longest", err=True)
+    log(f"scoring {len(references):,} sentences; TER takes the longest")
     found: list[dict[str, Any]]
     comparison: dict[str, Any] = {}
-    if len(names) == 1:
-        found = [{name: one._asdict() for name, one in estimate(texts.systems[0], texts.references).items()}]
+    if len(systems) == 1:
+        found = [dict(estimate(systems[0], references))]
     else:
-        compared = compare(texts.systems[0], texts.systems[1], texts.references)
-        found = [{}, {}]
-        for name, (one, other, difference, p_value, signature) in compared.items():
-            found[0][name], found[1][name] = one._asdict(), other._asdict()
-            comparison[name] = {"difference": difference, "p_value": p_value, "signature": signature}
+        compared = compare(systems[0], systems[1], references)
+        found = [{name: both[i] for name, both in compared.items()} for i in (0, 1)]
+        for name, both in compared.items():
+            comparison[name] = {"difference": both.difference, "p_value": both.p_value, "signature": both.signature}
     if comet:
-        for scores, text in zip(found, texts.systems, strict=True):
-            scores["comet"] = comet(texts.sources, text, texts.references)._asdict()
-        if comparison:
-            mine, theirs = (scores["comet"] for scores in found)
-            comparison["comet"] = {"difference": mine["value"] - theirs["value"], "signature": mine["signature"]}
-    report: dict[str, Any] = {
-        "systems": [{"name": name, "scores": scores} for name, scores in zip(names, found, strict=True)]
-    }
-    return report | ({"comparison": comparison} if comparison else {})
+        for scores, text in zip(found, systems, strict=True):
+            scores["comet"] = comet(sources, text, references)
+    if comet and comparison:
+        mine, theirs = (scores["comet"] for scores in found)
+        comparison["comet"] = {"difference": mine.value - theirs.value, "signature": mine.signature}
+    reports = [
+        {"name": name, "scores": {metric: score._asdict() for metric, score in scores.items()}}
+        for name, scores in zip(names, found, strict=True)
+    ]
+    return {"systems": reports} | ({"comparison": comparison} if comparison else {})
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -200,20 +176,14 @@ def _show(report: dict[str, Any]) -> None:
     beam = f", beam {report['beam']}" if "beam" in report else ""
     console.print(f"{report['sentences']:,} sentences of {report['reference']}{beam}\n", style="dim", soft_wrap=True)
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("")
-    for letter in letters:
-        table.add_column(letter or "score", justify="right")
-        table.add_column("95 % interval", justify="right")
-    for column in ("A − B", "p") if comparison else ():
-        table.add_column(column, justify="right")
-    table.add_column("better" if comparison else "")
+    columns = ["", *(title for letter in letters for title in (letter or "score", "95 % interval"))]
+    columns += ["A − B", "p", "better"] if comparison else [""]
+    table = Table(*columns, box=None, pad_edge=False, header_style="dim")
+    for column in table.columns[1:-1]:
+        column.justify = "right"
     for name in systems[0]["scores"]:
         cells = [cell for system in systems for cell in _cells(name, system["scores"][name])]
-        if comparison:
-            cells += _verdict(name, comparison[name])
-        else:
-            cells.append("lower is better" if name == "ter" else "")
+        cells += _verdict(name, comparison[name]) if comparison else ["lower is better" if name == "ter" else ""]
         table.add_row(TITLES[name], *cells)
     console.print(table)
     if comparison:

@@ -11,23 +11,16 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from sightline.cli import (
-    align,
-    back_translate,
-    config,
-    demo,
-    distill,
-    doctor,
-    evaluate,
-    export,
-    import_,
-    models,
-    score,
-    serve,
-    shortlist,
-    train,
-    translate,
-)
+from sightline.cli.about import doctor, explain, models, presets
+from sightline.cli.back_translate import back_translate
+from sightline.cli.convert import export, import_
+from sightline.cli.demo import demo
+from sightline.cli.distill import distill
+from sightline.cli.evaluate import evaluate
+from sightline.cli.pairs import align, score, shortlist
+from sightline.cli.serve import serve
+from sightline.cli.train import train
+from sightline.cli.translate import translate
 from sightline.errors import SightlineError
 
 app = typer.Typer(
@@ -38,31 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(demo.demo)
-app.command()(train.train)
-app.command()(distill.distill)
-app.command()(translate.translate)
-app.command()(back_translate.back_translate)
-app.command()(shortlist.shortlist)
-app.command()(score.score)
-app.command()(align.align)
-app.command()(evaluate.evaluate)
-app.command()(serve.serve)
-app.command("import")(import_.import_)
-app.command()(export.export)
-app.command()(models.models)
-app.add_typer(config.app, name="config")
-app.command()(doctor.doctor)
+config = typer.Typer(help="Explain the options and the presets.", no_args_is_help=True)
 
-
-FLAGS = {
-    "backend": "engine",
-    "beams": "beam",
-    "forbid": "without",
-    "origins": "allow_origin",
-    "require": "within",
-}
-"""Parameters of the library that a command calls otherwise."""
 OPTION = re.compile(r"`(\w+)(?: ?= ?([^`]+))?`(?: = ([\"']?[\w.-]*\w[\"']?))?")
 """An option in a message, alone or with a value: `beams`, `beams = 1`, `beams` = 1."""
 
@@ -73,7 +43,7 @@ def with_flags(message: str, parameters: Iterable[Any]) -> str:
 
     def flag(found: re.Match[str]) -> str:
         name, value = found[1], found[2] or found[3]
-        parameter = known.get(name) or known.get(FLAGS.get(name, ""))
+        parameter = known.get(name)
         if parameter is None:
             return found[0]
         if parameter.param_type_name == "argument":
@@ -99,8 +69,11 @@ class Command(TyperCommand):
             raise typer.Exit(2) from None
 
 
-for registered in [*app.registered_commands, *config.app.registered_commands]:
-    registered.cls = Command
+COMMANDS = (demo, train, distill, translate, back_translate, shortlist, score, align, evaluate, serve, import_, export)
+for group, commands in ((app, (*COMMANDS, models, doctor)), (config, (explain, presets))):
+    for command in commands:
+        group.command(command.__name__.strip("_").replace("_", "-"), cls=Command)(command)
+app.add_typer(config, name="config")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,99 +1,106 @@
-"""Write text and its translations as pairs to train on.
+"""`sightline score`, `align` and `shortlist`: commands for texts and their given translations."""
 
-The file has a row for every line of the text, so that its length shows where to resume. If a line is left out, both
-columns are empty; `train` skips such a row, as it skips every empty pair.
-"""
-
-import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
-import typer
+from typer import Argument, Option, echo
 
-from sightline.cli.lines import Show, Stages, answer_lines, count_done, decode, only_writer
+from sightline.cli.console import log
+from sightline.cli.parameters import Device, Model, Source, Strings, Target, check_as_many
 from sightline.errors import InputError
 
-if TYPE_CHECKING:
-    from sightline.config import SearchConfig
-    from sightline.engine import Plan, Translation, Translator
 
-LEFT_OUT = b"\t\n"
-BROKEN = re.compile("[\t\r\n\ufffd]")
-"""Characters that would break a row, and the replacement character of invalid bytes."""
-
-
-def write_pairs(
-    translator: "Translator", options: "SearchConfig", texts: Sequence[Path], out: Path, *, reverse: bool, plain: bool
+def score(
+    model: Model,
+    source: Source,
+    target: Target,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per line, with every token.")] = False,
+    device: Device = "auto",
 ) -> None:
-    """Write text, tab, translation for every line that the file does not have yet, and report the number of lines that
-    were left out. `reverse`: the translation comes first."""
-    from rich.console import Console
+    """Print the log-probability of each pair, and the perplexity of all pairs to standard error."""
+    import math
 
-    def prepare(lines: list[str]) -> tuple[list[str], "Plan[list[Translation]]"]:
-        some = [_readable(line) for line in lines]
-        return some, translator.plan([text for text in some if text], options, log_probs=False)
+    from sightline.bulk.pairs import read_windows
+    from sightline.data.corpus import Parallel
+    from sightline.engine import load_translator
 
-    def search(prepared: tuple[list[str], "Plan[list[Translation]]"]) -> tuple[list[str], list["Translation"]]:
-        some, plan = prepared
-        return some, translator.run(plan)
-
-    def write(results: tuple[list[str], list["Translation"]], _: int) -> Iterator[bytes]:
-        some, found = results[0], iter(results[1])
-        for text in some:
-            yield _row(text, next(found).text if text else "", reverse)
-
-    show: Show = "lines" if plain or not Console(stderr=True).is_terminal else "bar"
-    with only_writer(out):
-        _check_rows(out, texts, reverse)
-        answer_lines(texts, out, count_done(out), Stages(prepare, search, write), show)
-    with out.open("rb") as file:
-        rows = Counter(row == LEFT_OUT for row in file)
-    if not rows[False]:
-        out.unlink()  # it has no pair
-        message = f"None of {rows.total():,} lines gave a pair. Check the text and the model."
-        raise InputError(message, value=rows.total())
-    report = f"{out}: {rows[False]:,} pairs"
-    if rows[True]:
-        report += f"; {rows[True]:,} of {rows.total():,} lines left out: text or translation is empty or broken"
-    typer.echo(report, err=True)
+    engine = load_translator(model, device=device)
+    total, tokens = 0.0, 0
+    for first, sources, targets in read_windows([Parallel(source, target)]):
+        for one in engine.score(sources, targets, first=first):
+            total, tokens = total + one.log_prob, tokens + len(one.log_probs)
+            echo(json.dumps(one._asdict(), ensure_ascii=False) if as_json else f"{one.log_prob:.4f}")
+    log(f"{tokens:,} tokens, perplexity {math.exp(-total / max(tokens, 1)):.3f}")
 
 
-def _check_rows(out: Path, texts: Sequence[Path], reverse: bool) -> None:
-    """Check that the rows of a file are pairs of this text, so that a file never has pairs of two texts."""
-    from sightline.data.corpus import raw_lines
+def align(
+    model: Model,
+    source: Source,
+    target: Target,
+    gold: Annotated[Path | None, Option(help="Gold links, line by line, to compare with.")] = None,
+    choose: Annotated[
+        bool, Option("--choose", help="Choose heads by --gold, and store the choice with the model.")
+    ] = False,
+    device: Device = "auto",
+) -> None:
+    """Print the links of each pair as 0-0 1-2 (source word and target word, counted from 0), by the attention of the
+    model. With --gold, also print the error rate of all pairs to standard error."""
+    from sightline.bulk.pairs import read_windows
+    from sightline.data.corpus import Parallel, lines, read_pairs
+    from sightline.engine import load_translator
+    from sightline.evaluate.align import agreement, choose_heads, save_choice
+    from sightline.model_folder import ModelFolder
+    from sightline.search.align import read_pharaoh, write_pharaoh
 
-    lines = (
-        decode(line.removesuffix(b"\n"), first=number == 0)
-        for path in texts
-        for number, line in enumerate(raw_lines(path))
+    if choose and gold is None:
+        raise InputError.of("choose", True, "needs gold links. Name them by `gold`.")
+    gold_links = [read_pharaoh(line, f"{gold}:{i}") for i, line in enumerate(lines(gold), 1)] if gold else []
+    engine = load_translator(model, device=device, backend="torch")
+    pairs = Parallel(source, target)
+    if choose:
+        sources, targets = zip(*read_pairs(pairs), strict=True)
+        choice = choose_heads(engine, sources, targets, gold_links)
+        save_choice(ModelFolder(model).cache, choice)
+        names = ", ".join(f"{layer}.{head}" for layer, head in choice.heads.heads)
+        log(f"heads {names} (layer.head), at the step that {choice.heads.step} a word")
+        log(f"error rate on the {choice.pairs:,} pairs they were chosen by: {choice.error:.4f}")
+        return
+    found = []
+    for first, sources, targets in read_windows([pairs]):
+        for links in engine.align(sources, targets, first=first):
+            echo(write_pharaoh(links))
+            found += [links] if gold else []
+    if gold:
+        error, precision, recall = agreement(found, gold_links)
+        log(f"error rate {error:.4f}, precision {precision:.4f}, recall {recall:.4f}")
+
+
+def shortlist(
+    model: Annotated[str, Argument(help="Folder or name of a model; the shortlist is written there.")],
+    source: Annotated[Strings, Option(help="Source text, one sentence per line; may be repeated.")] = None,
+    target: Annotated[Strings, Option(help="Its translation, one file for each --source.")] = None,
+    pairs: Annotated[Strings, Option(help="Pairs: .tsv (source, tab, target) or .jsonl; may be repeated.")] = None,
+    often: Annotated[
+        int | None,
+        Option(help="Number of frequent tokens that are always allowed; default two fifths of the vocabulary."),
+    ] = None,
+    likely: Annotated[int, Option(help="Number of likely target tokens that each source token allows.")] = 200,
+) -> None:
+    """Learn from pairs, preferably those of the training, which tokens a translation may need. With --shortlist,
+    translate and evaluate search only among these."""
+    from sightline.bulk.pairs import learn_shortlist
+    from sightline.data.corpus import Corpus, Parallel, Table
+
+    check_as_many(source, target)
+    corpora: list[Corpus] = [Parallel(Path(s), Path(t)) for s, t in zip(source or [], target or [], strict=True)]
+    corpora += [Table(Path(path)) for path in pairs or []]
+    if not corpora:
+        raise InputError.of("pairs", pairs, "is missing. Name files with `pairs`, or with `source` and `target`.")
+    file, found = learn_shortlist(model, corpora, often=often, likely=likely)
+    mean = len(found.likely) / (len(found.starts) - 1)
+    log(
+        f"{len(found.always):,} tokens are always allowed, and {mean:.1f} for each source token on average; they cover "
+        f"{100 * found.coverage:.2f} % of the target tokens in held-out pairs"
     )
-    with out.open("rb") as rows:
-        for number, row in enumerate(rows, 1):
-            if row == LEFT_OUT or not row.endswith(b"\n"):
-                next(lines, None)
-                continue
-            text = row.removesuffix(b"\n").split(b"\t")[-1 if reverse else 0].decode("utf-8", "replace")
-            if text != _readable(next(lines, "")):
-                message = (
-                    f"`out` has a row of another text: {out}:{number}. Resume with the text that it was started with."
-                )
-                raise InputError(message, option="out", value=number)
-
-
-def _readable(text: str) -> str:
-    """Return a line as a column of a row; empty if it is useless for training."""
-    from sightline.data.corpus import LONGEST_LINE
-
-    text = text.replace("\t", " ").replace("\r", " ")
-    return "" if BROKEN.search(text) or not text.strip() or len(text) > LONGEST_LINE else text
-
-
-def _row(text: str, answer: str, reverse: bool) -> bytes:
-    from sightline.data.corpus import LONGEST_LINE
-
-    row = f"{answer}\t{text}" if reverse else f"{text}\t{answer}"
-    lines = len(answer.splitlines()) == len(text.splitlines())
-    fits = lines and answer.strip() and not BROKEN.search(answer) and len(row) <= LONGEST_LINE
-    return f"{row}\n".encode() if fits else LEFT_OUT
+    echo(str(file))
