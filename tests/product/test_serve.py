@@ -573,6 +573,11 @@ def test_models_that_do_not_translate_answer_only_for_traces(taught, tmp_path, a
     app.state.service.close()
 
 
+def test_bundled_models_are_served_by_default():
+    with serving() as server:
+        assert [one["name"] for one in server.get("/v1/models").json()["models"]] == ["en-fr", "coref"]
+
+
 def test_request_heads_are_limited_in_time_and_size(small):
     for data, status, kind in (
         (b"P", b"408", b"too-slow"),

@@ -10,7 +10,10 @@ from sightline.errors import InputError
 
 
 def serve(
-    models: Annotated[list[str], typer.Argument(help="Folders or names of models, or NAME=FOLDER.")],
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="Folders or names of models, or NAME=FOLDER; without them, all bundled models."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all networks.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8000,
     keys: Annotated[
@@ -48,14 +51,14 @@ def serve(
     import_packages()
     from sightline.serve.access import read_keys
     from sightline.serve.app import bind, create_app, run
-    from sightline.serve.models import Models, named
+    from sightline.serve.models import Models, bundled, named
     from sightline.serve.observe import start_logging
     from sightline.serve.service import Service
 
     known = read_keys(keys) if keys else {}
     chosen = {"backend": cast("Any", engine), "precision": cast("Any", precision), "device": device}
     threads = torch.get_num_threads()
-    shelf = Models(named(models), lambda folder: load(folder, **chosen, threads=threads), config.memory)
+    shelf = Models(named(models or bundled()), lambda folder: load(folder, **chosen, threads=threads), config.memory)
     bound = bind(host, port)
     start_logging(json_lines=log == "json" or (log == "auto" and not sys.stderr.isatty()))
     if not known and host not in ("127.0.0.1", "localhost", "::1"):

@@ -14,7 +14,7 @@ import torch
 
 from sightline.engine import Engine, Reader, Translator, Writer
 from sightline.errors import InputError, SightlineError
-from sightline.model_folder import ModelFolder, Task
+from sightline.model_folder import ModelFolder, Task, bundled_models
 from sightline.serve.problems import Problem
 
 E = TypeVar("E", bound=Engine)
@@ -50,6 +50,11 @@ def named(models: Sequence[str]) -> dict[str, Path]:
     if not folders:
         raise InputError.of("models", models, "is empty. Name at least one model.")
     return folders
+
+
+def bundled() -> list[str]:
+    """Return the names of the bundled models, the largest first: it is the default of the service."""
+    return sorted(bundled_models(), key=lambda name: -ModelFolder(name).count_parameters())
 
 
 @dataclass
