@@ -26,7 +26,7 @@ from common import keep, where
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from sightline.model_folder import ModelFolder
-from sightline.serve.page import STATIC
+from sightline.serve.routes.page import STATIC
 
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 WORDS = ["the", "old", "man", "and", "his", "dog", "walk", "along", "the", "river", "and", "look", "at", "the", "boats"]

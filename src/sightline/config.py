@@ -225,10 +225,10 @@ class TrainConfig(Options):
 class SearchConfig(Options):
     """Decoding. The default is the paper's (§6.1): four beams."""
 
-    beams: Annotated[int, Field(gt=0, le=1000, strict=True)] = 4
+    beams: Annotated[int, Field(ge=1, le=1000, strict=True)] = 4
     """Beam size; 1 is greedy search. With sample: number of samples."""
-    nbest: Annotated[int, Field(gt=0, le=1000, strict=True)] = 1
-    """Number of answers to return, best first; at most `beams`."""
+    nbest: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
+    """Number of answers to return, best first. Needs at least as many beams."""
     length_penalty: Annotated[float, Field(ge=0, le=10)] = 1.0
     """α of the score log P(y|x) / |y|^α, where |y| counts the end token. 0: the log-probability, which prefers short
     answers; 1: the mean over tokens; above 1: prefers long answers."""
@@ -248,7 +248,7 @@ class SearchConfig(Options):
     """Most new tokens, relative to the source, before max_extra is added."""
     max_extra: Annotated[int, Field(ge=0, le=10**6, strict=True)] = 10
     """Added to the most new tokens that max_ratio allows."""
-    groups: Annotated[int, Field(gt=0, le=1000, strict=True)] = 1
+    groups: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
     """Groups of diverse beam search (Vijayakumar et al., 2018, arXiv:1610.02424); each is penalised for tokens of the
     groups before it."""
     diversity: Annotated[float, Field(ge=0, le=100)] = 0.5
@@ -299,6 +299,18 @@ class ServeConfig(Options):
     """Maximum tokens of a request, counted once per beam."""
     max_beams: Annotated[int, Field(gt=0, le=1000, strict=True)] = 16
     """Maximum beams or samples."""
+    max_nbest: Annotated[int, Field(gt=0, le=1000, strict=True)] = 16
+    """Maximum answers per text."""
+    max_groups: Annotated[int, Field(gt=0, le=1000, strict=True)] = 16
+    """Maximum groups of diverse beam search."""
+    max_patience: Annotated[float, Field(ge=1, le=100)] = 4.0
+    """Maximum patience of a beam search."""
+    max_ratio: Annotated[float, Field(gt=0, le=100)] = 4.0
+    """Maximum of the option max_ratio of a search."""
+    max_extra: Annotated[int, Field(ge=0, le=10**6, strict=True)] = 100
+    """Maximum of the option max_extra of a search."""
+    max_top_k: Annotated[int, Field(ge=0, lt=10**9, strict=True)] = 1000
+    """Maximum top_k of sampling; 0, which disables top_k, is always allowed."""
     max_traced: Annotated[int, Field(gt=0, strict=True)] = 512
     """Maximum tokens of a traced text or translation."""
     max_requests: Annotated[int, Field(gt=0, strict=True)] = 512

@@ -11,7 +11,7 @@ from serving import cannot, serving
 from sightline.config import ModelConfig
 from sightline.model.transformer import build
 from sightline.model_folder import load_tokenizer, save_model
-from sightline.serve.page import STATIC
+from sightline.serve.routes.page import STATIC
 from support import random_weights
 from taught import taught
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from serving import cannot
-from sightline.serve.page import STATIC
+from sightline.serve.routes.page import STATIC
 
 WEB = Path(__file__).parents[2] / "web"
 

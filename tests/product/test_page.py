@@ -8,9 +8,9 @@ import pytest
 import sightline
 from serving import problem
 from sightline.config import ServeConfig
-from sightline.serve import page
 from sightline.serve.app import create_app
 from sightline.serve.models import Models
+from sightline.serve.routes import page
 from sightline.serve.service import Service
 
 SCRIPT = b"export const answer = 42;\n" * 100

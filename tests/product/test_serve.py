@@ -21,9 +21,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import sightline
 from serving import problem, serving, wait_until
-from sightline.config import ServeConfig
+from sightline.config import ModelConfig, SearchConfig, ServeConfig
 from sightline.data.builtin import generate
 from sightline.errors import InputError
+from sightline.model.transformer import build
 from sightline.model_folder import load_model, load_tokenizer, save_model
 from sightline.serve import access
 from sightline.serve.access import Keys, read_keys
@@ -88,6 +89,54 @@ def test_translations_equal_those_of_the_engine(server, engine):
     word = server.translate(TEXTS[0])[0]["text"].split()[1]
     assert word not in server.translate(TEXTS[0], without=[word])[0]["text"].split()
     assert "Garten" in server.translate(TEXTS[0], within=["Garten"])[0]["text"]
+
+
+def test_requests_take_every_option_of_a_search(server, engine):
+    for options in (
+        {"groups": 2, "diversity": 1.0, "nbest": 3},
+        {"stop": "best", "length_penalty": 0.6},
+        {"patience": 1.0, "coverage_penalty": 0.2},
+        {"min_ratio": 1.5, "max_ratio": 3.0, "max_extra": 5},
+        {"beams": 8, "sample": True, "rerank": "mbr-chrf", "top_k": 20, "min_p": 0.01, "temperature": 1.5},
+    ):
+        asked = {"beam" if name == "beams" else name: value for name, value in options.items()}
+        found, expected = server.translate(TEXTS[:4], **asked), engine.translate(TEXTS[:4], **options)
+        assert [one["text"] for one in found] == [one.text for one in expected]
+        for mine, theirs in zip(found, expected, strict=True):
+            assert [one["text"] for one in mine.get("alternatives", [])] == [one.text for one in theirs.alternatives]
+    (expected,) = engine.translate(TEXTS[0], beams=6, stop="best")
+    answer = server.post("/v1/beams", {"text": TEXTS[0], "beam": 6, "stop": "best"}).json()
+    assert answer["translations"][0]["text"] == expected.text
+    answer = server.post("/v1/trace", {"text": TEXTS[0], "beam": 6, "stop": "best", "without": ["x"]}).json()
+    assert answer["target"] == expected.text
+    begun = {"text": TEXTS[0], "target": "Die Katze.", "position": 1}
+    answer = server.post("/v1/alternatives", {**begun, "length_penalty": 0.0, "beam": 2}).json()
+    theirs = engine.alternatives(TEXTS[0], "Die Katze.", 1, beams=2, length_penalty=0.0)
+    assert [one["text"] for one in answer["alternatives"]] == [one.text for one in theirs]
+
+
+def test_options_that_conflict_get_a_problem_that_names_the_field(server):
+    for path, options, word in (
+        ("translate", {"groups": 3}, "beam"),
+        ("translate", {"groups": 2, "sample": True}, "groups"),
+        ("translate", {"rerank": "mbr-chrf"}, "rerank"),
+        ("translate/stream", {"nbest": 2}, "beam"),
+        ("beams", {"sample": True}, "sample"),
+        ("beams", {"within": ["Garten"]}, "within"),
+        ("alternatives", {"groups": 3, "target": "Die", "position": 0}, "groups"),
+    ):
+        problem(server.post(f"/v1/{path}", {"text": TEXTS[0], **options}), 422, "invalid", word)
+
+
+def test_schemas_declare_the_options_of_a_search(server):
+    schemas = server.get("/openapi.json").json()["components"]["schemas"]
+    for request in ("TranslateRequest", "StreamRequest", "BeamsRequest", "TraceRequest", "AlternativesRequest"):
+        fields = schemas[request]["properties"]
+        for name, option in SearchConfig.model_fields.items():
+            about = fields["beam" if name == "beams" else name]
+            if (request, name) != ("StreamRequest", "beams"):
+                assert about["default"] == option.default
+                assert about["description"] == option.description
 
 
 def test_line_breaks_and_empty_texts_are_kept(server, engine):
@@ -473,6 +522,60 @@ def test_default_beams_are_capped(small):
     for schema in small.get("/openapi.json").json()["components"]["schemas"].values():
         beam = schema.get("properties", {}).get("beam", {"maximum": 3, "default": 3})
         assert beam["default"] <= beam["maximum"] <= 3
+
+
+def test_options_of_a_search_are_capped(local):
+    limits = {"max_nbest": 2, "max_groups": 2, "max_patience": 1.5, "max_ratio": 1.5, "max_extra": 7, "max_top_k": 9}
+    _, send = local(**limits)
+    document, answer = send(("GET", "/openapi.json"), ("POST", "/v1/translate", {"text": TEXTS[0]}))
+    assert answer.status_code == 200
+    fields = document.json()["components"]["schemas"]["TranslateRequest"]["properties"]
+    for cap, most in limits.items():
+        name = cap if cap in fields else cap.removeprefix("max_")
+        assert fields[name]["maximum"] == most >= fields[name]["default"]
+        within, above = send(*(("POST", "/v1/translate", {"text": "x", name: value}) for value in (most, most * 2)))
+        assert within.status_code == 200, within.text
+        problem(above, 422, "invalid", name, f"{most:g}", f"{most * 2:g}")
+
+
+@pytest.mark.parametrize(("architecture", "task"), [("decoder-only", "write"), ("encoder-only", "read")])
+def test_models_that_do_not_translate_answer_only_for_traces(taught, tmp_path, architecture, task):
+    stack = {"layers": 1, "heads": 2, "d_ff": 8}
+    tokenizer = load_tokenizer(taught)
+    config = ModelConfig(architecture=architecture, vocab_size=tokenizer.size, d_model=8, encoder=stack, decoder=stack)
+    save_model(build(config), tmp_path / "other", tokenizer)
+    loaded = []
+
+    def load(folder):
+        loaded.append(folder)
+        return sightline.load(folder, device="cpu")
+
+    app = create_app(Service(Models({"other": tmp_path / "other"}, load), ServeConfig()))
+
+    async def ask():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://sightline") as client:
+            (about,) = (await client.get("/v1/models")).json()["models"]
+            assert (about["task"], about["loaded"]) == (task, False)
+            for path, body in (
+                ("translate", {"text": "x"}),
+                ("translate/stream", {"text": "x"}),
+                ("score", {"pairs": [{"source": "x", "target": "y"}]}),
+                ("alternatives", {"text": "x", "target": "y", "position": 0}),
+                ("beams", {"text": "x"}),
+            ):
+                problem(await client.post(f"/v1/{path}", json=body), 422, "invalid", "model", "other", task)
+            assert loaded == [], "a model of another task is not loaded"
+            problem(await client.post("/v1/trace", json={"text": "x", "target": "y"}), 422, "invalid", "target")
+            assert (await client.post("/v1/trace", json={"text": "x"})).status_code == 200
+            assert len((await client.get("/v1/models/other/pieces?ids=5")).json()["pieces"]) == 1
+
+    asyncio.run(ask())
+    app.state.service.close()
+
+
+def test_bundled_models_are_served_by_default():
+    with serving() as server:
+        assert [one["name"] for one in server.get("/v1/models").json()["models"]] == ["en-fr", "coref"]
 
 
 def test_request_heads_are_limited_in_time_and_size(small):

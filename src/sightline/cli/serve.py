@@ -16,7 +16,9 @@ Log = Literal["auto", "json", "plain"]
 
 
 def serve(
-    models: Annotated[list[str], Argument(help="Folders or names of models, or NAME=FOLDER.")],
+    models: Annotated[
+        Strings, Argument(help="Folders or names of models, or NAME=FOLDER; without them, all bundled models.")
+    ] = None,
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 is all networks.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8000,
     keys: Annotated[
@@ -50,7 +52,7 @@ def serve(
 
 
 def run_service(
-    models: list[str],
+    models: list[str] | None,
     host: str,
     port: int,
     config: "ServeConfig",
@@ -69,13 +71,14 @@ def run_service(
     from sightline import engine
     from sightline.serve.access import read_keys
     from sightline.serve.app import bind, create_app, run
-    from sightline.serve.models import Models, named
+    from sightline.serve.models import Models, bundled, named
     from sightline.serve.observe import start_logging
     from sightline.serve.service import Service
 
     known = read_keys(keys) if keys else {}
     threads = torch.get_num_threads()
-    shelf = Models(named(models), lambda folder: engine.load(folder, **load, threads=threads), config.memory)
+    folders = named(models or bundled())
+    shelf = Models(folders, lambda folder: engine.load(folder, **load, threads=threads), config.memory)
     bound = bind(host, port)
     start_logging(log == "json" or (log == "auto" and not sys.stderr.isatty()))
     if not known and host not in ("127.0.0.1", "localhost", "::1"):

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sightline.config import ServeConfig
 from sightline.errors import InputError
-from sightline.serve.page import is_page
 from sightline.serve.problems import Problem
+from sightline.serve.routes.page import is_page
 
 OPEN = {"/healthz", "/readyz"}
 """Paths that need no key and have no limits."""
@@ -22,14 +22,14 @@ OPEN = {"/healthz", "/readyz"}
 
 def read_keys(path: Path) -> dict[str, str]:
     """Read API keys by client name from a file with lines `name key`. Lines that begin with # are comments."""
+
+    def invalid(problem: str) -> InputError:
+        return InputError(f"`keys`: {path}{problem}", option="keys", value=path)
+
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"`keys`: {path} cannot be read: {error}.", option="keys", value=path) from None
-
-    def invalid(number: int, problem: str) -> InputError:
-        return InputError(f"`keys`: {path}, line {number}: {problem}", option="keys", value=path)
-
+        raise invalid(f" cannot be read: {error}.") from None
     keys: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -37,14 +37,14 @@ def read_keys(path: Path) -> dict[str, str]:
         name, _, key = line.strip().partition(" ")
         key = key.strip()
         if not key or " " in key or not key.isascii():
-            raise invalid(number, "expected a name, a space and a key of ASCII characters without spaces.")
+            raise invalid(f", line {number}: expected a name, a space and a key of ASCII characters without spaces.")
         if len(key) < 16:
-            raise invalid(number, f"the key of {name} is too short. Use at least 16 characters.")
+            raise invalid(f", line {number}: the key of {name} is too short. Use at least 16 characters.")
         if name in keys:
-            raise invalid(number, f"{name} already has a key.")
+            raise invalid(f", line {number}: {name} already has a key.")
         keys[name] = key
     if not keys:
-        raise InputError(f"`keys`: {path} contains no keys.", option="keys", value=path)
+        raise invalid(" contains no keys.")
     return keys
 
 
@@ -97,51 +97,38 @@ class AccessMiddleware:
         if scope["type"] != "http" or scope["path"] in OPEN:
             await self.app(scope, receive, send)
             return
-        if self.active >= self.config.max_requests:
-            detail = f"The service is processing {self.active} requests, its maximum. Retry in a second."
-            busy = Problem("busy", detail, retry=1)
-            await busy.response(libre=scope["path"] == "/translate")(scope, receive, send)
-            return
         self.active += 1
         try:
-            await self._admit(scope, receive, send)
+            body = await self._admit(scope, receive)
+        except Problem as problem:
+            await problem.response(scope["path"])(scope, receive, send)
+        else:
+            messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+            async def replay() -> Message:
+                return next(messages, None) or await receive()
+
+            await self.app(scope, replay, send)
         finally:
             self.active -= 1
 
-    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            if scope["app"].state.stopping:
-                raise Problem("stopping", "The service is shutting down.", retry=1, Connection="close")
-            headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-            self._check_headers(headers, scope)
-            body = await self._read_body(headers, receive)
-            if self.keys and scope["path"] == "/translate" and "key" not in scope["state"]["about"]:
-                self._check_key(_key_in_body(headers.get(b"content-type", ""), body), scope)
-        except Problem as problem:
-            await problem.response(libre=scope["path"] == "/translate")(scope, receive, send)
-            return
-        replayed = False
-
-        async def replay() -> Message:
-            nonlocal replayed
-            if replayed:
-                return await receive()
-            replayed = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        await self.app(scope, replay, send)
-
-    def _check_headers(self, headers: Mapping[bytes, str], scope: Scope) -> None:
-        """Check the key in the headers. LibreTranslate's clients send it in the body instead."""
-        if not self.keys or is_page(scope["path"]):
-            return
-        scheme, _, key = headers.get(b"authorization", "").partition(" ")
-        if key and scheme.lower() == "bearer":
-            self._check_key(key.strip(), scope)
-        elif b"x-api-key" in headers:
-            self._check_key(headers[b"x-api-key"], scope)
-        elif scope["path"] != "/translate" or scope["method"] != "POST":
-            self._check_key("", scope)
+    async def _admit(self, scope: Scope, receive: Receive) -> bytes:
+        """Return the body of a request that is allowed."""
+        if self.active > self.config.max_requests:
+            detail = f"The service is processing {self.config.max_requests} requests, its maximum. Retry in a second."
+            raise Problem("busy", detail, retry=1)
+        if scope["app"].state.stopping:
+            raise Problem("stopping", "The service is shutting down.", retry=1, Connection="close")
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        key = _key_in_headers(headers)
+        has_key_in_body = not key and scope["path"] == "/translate"  # of clients of LibreTranslate
+        needs_key = bool(self.keys) and not is_page(scope["path"])
+        if needs_key and not has_key_in_body:
+            self._check_key(key, scope)
+        body = await self._read_body(headers, receive)
+        if needs_key and has_key_in_body:
+            self._check_key(_key_in_body(headers.get(b"content-type", ""), body), scope)
+        return body
 
     def _check_key(self, key: str, scope: Scope) -> None:
         name = self.keys.name(key)
@@ -173,10 +160,13 @@ class AccessMiddleware:
                     if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError:
-            seconds = f"{self.config.receive:g}"
-            raise Problem(
-                "too-slow", f"The request must be complete within {seconds} seconds.", Connection="close"
-            ) from None
+            detail = f"The request must be complete within {self.config.receive:g} seconds."
+            raise Problem("too-slow", detail, Connection="close") from None
+
+
+def _key_in_headers(headers: Mapping[bytes, str]) -> str:
+    scheme, _, key = headers.get(b"authorization", "").partition(" ")
+    return (key.strip() if scheme.lower() == "bearer" else "") or headers.get(b"x-api-key", "")
 
 
 def _key_in_body(kind: str, body: bytes) -> str:

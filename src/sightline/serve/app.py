@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -18,23 +18,45 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 from sightline import __version__
-from sightline.config import ServeConfig
-from sightline.errors import InputError
+from sightline.errors import InputError, SightlineError
+from sightline.serve import limits
 from sightline.serve.access import AccessMiddleware, Keys
+from sightline.serve.models import Models
 from sightline.serve.observe import Observe
-from sightline.serve.page import page
-from sightline.serve.problems import Problem, ProblemDetails
+from sightline.serve.problems import Problem, ProblemDetails, invalid
 from sightline.serve.protocol import http
-from sightline.serve.routes import router
+from sightline.serve.routes import ROUTERS
 from sightline.serve.schemas import LibreRequest
 from sightline.serve.service import ClientDisconnected, Service
 
 LINGER = 0.5
 """Seconds that open connections are kept after the last answer when the service stops."""
+HTTP_ERRORS = {
+    400: ("malformed", "The body is not JSON in UTF-8."),
+    404: ("not-found", "See /openapi.json for the paths of this service."),
+    405: ("wrong-method", "See /openapi.json for the methods of this path."),
+}
+"""Problems for the errors of the framework, by status."""
 DESCRIPTION = """Translate with Transformers and inspect their computation.
 
 Errors are problem details of RFC 9457 (`application/problem+json`). The guide to serving lists their types.
 """
+
+
+class _App(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document with problems, limits and, if there are keys, their scheme."""
+        if self.openapi_schema is not None:
+            return self.openapi_schema
+        whole = super().openapi()
+        schemas = whole["components"]["schemas"]
+        schemas["Problem"] = ProblemDetails.model_json_schema()
+        schemas["LibreRequest"] = LibreRequest.model_json_schema()  # its route parses the body itself
+        limits.describe(schemas, self.state.service.config)
+        if self.state.has_keys:
+            whole["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            whole["security"] = [{"key": []}]
+        return whole
 
 
 def create_app(service: Service, keys: Mapping[str, str] | None = None) -> FastAPI:
@@ -42,8 +64,8 @@ def create_app(service: Service, keys: Mapping[str, str] | None = None) -> FastA
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with _on_hangup(service.models.reload):
-            yield
+        _reload_on_hangup(service.models)
+        yield
         app.state.stopping = True
         await asyncio.get_running_loop().run_in_executor(None, service.close)
 
@@ -54,7 +76,7 @@ def create_app(service: Service, keys: Mapping[str, str] | None = None) -> FastA
         allowed: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": exposed}
         middleware.append(Middleware(CORSMiddleware, allow_origins=list(service.config.origins), **allowed))
     middleware.append(Middleware(AccessMiddleware, config=service.config, keys=known))
-    app = FastAPI(
+    app = _App(
         title="Sightline",
         version=__version__,
         description=DESCRIPTION,
@@ -62,94 +84,56 @@ def create_app(service: Service, keys: Mapping[str, str] | None = None) -> FastA
         redoc_url=None,
         lifespan=lifespan,
         middleware=middleware,
+        exception_handlers={
+            **dict.fromkeys((Problem, SightlineError, HTTPException, RequestValidationError), _problem),
+            ClientDisconnected: _disconnected,
+        },
     )
-    app.state.service, app.state.stopping = service, False
-    app.include_router(router)
-    app.include_router(page)
-    app.add_exception_handler(Problem, _problem)
-    app.add_exception_handler(HTTPException, _problem)
-    app.add_exception_handler(RequestValidationError, _problem)
-    app.add_exception_handler(ClientDisconnected, _disconnected)
-    _describe(app, service.config, bool(known))
+    app.state.service, app.state.stopping, app.state.has_keys = service, False, bool(known)
+    for router in ROUTERS:
+        app.include_router(router)
     return app
 
 
 async def _problem(request: Request, error: Exception) -> Response:
-    if isinstance(error, RequestValidationError):
-        first, kind = error.errors()[0], request.headers.get("content-type", "")
-        if first["loc"] == ("body",) and "json" not in kind:
-            return Problem("wrong-type", "The content type must be application/json.").response()
-        name = ".".join(str(part) for part in first["loc"][1:]) or "body"
-        if first["type"] == "json_invalid":
-            error = Problem("malformed", f"The body is not valid JSON: {first['ctx']['error']} at character {name}.")
-        elif first["type"] == "extra_forbidden":
-            error = Problem("invalid", f"Unknown field `{name}`. See /openapi.json for the fields of this request.")
-        else:
-            error = Problem("invalid", f"`{name}`: {first['msg']}.")
+    if isinstance(error, SightlineError):
+        error = invalid(error)
     elif isinstance(error, HTTPException):
-        kind = {400: "malformed", 404: "not-found", 405: "wrong-method"}.get(error.status_code, "malformed")
-        details = {
-            "malformed": "The body is not JSON in UTF-8.",
-            "not-found": "See /openapi.json for the paths of this service.",
-            "wrong-method": "See /openapi.json for the methods of this path.",
-        }
-        error_headers = dict(error.headers or {})
-        error = Problem(kind, details[kind])
-        error.headers |= error_headers
+        headers, error = error.headers, Problem(*HTTP_ERRORS.get(error.status_code, HTTP_ERRORS[400]))
+        error.headers |= headers or {}
+    elif isinstance(error, RequestValidationError):
+        error = _invalid(error.errors()[0], request.headers.get("content-type", ""))
     assert isinstance(error, Problem)  # noqa: S101
-    return error.response(libre=request.url.path == "/translate")
+    return error.response(request.url.path)
+
+
+def _invalid(error: Mapping[str, Any], content_type: str) -> Problem:
+    """Return the problem of a request that does not match its schema."""
+    if error["loc"] == ("body",) and "json" not in content_type:
+        return Problem("wrong-type", "The content type must be application/json.")
+    name = ".".join(map(str, error["loc"][1:])) or "body"
+    if error["type"] == "json_invalid":
+        return Problem("malformed", f"The body is not valid JSON: {error['ctx']['error']} at character {name}.")
+    if error["type"] == "extra_forbidden":
+        return Problem("invalid", f"Unknown field `{name}`. See /openapi.json for the fields of this request.")
+    return Problem("invalid", f"`{name}`: {error['msg']}.")
 
 
 async def _disconnected(_request: Request, _error: Exception) -> Response:
     return Response(status_code=499)  # for logs and metrics; the client does not receive it
 
 
-def _describe(app: FastAPI, config: ServeConfig, keys: bool) -> None:
-    """Add problems, limits and, if there are keys, their scheme to the OpenAPI document."""
-    plain = app.openapi
-
-    def document() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            whole = plain()
-            schemas = whole["components"]["schemas"]
-            schemas["Problem"] = ProblemDetails.model_json_schema()
-            schemas["LibreRequest"] = LibreRequest.model_json_schema()  # its route parses the body itself
-            for unused in ("HTTPValidationError", "ValidationError"):
-                schemas.pop(unused, None)
-            for schema in schemas.values():
-                for name, about in schema.get("properties", {}).items():
-                    if name in ("beam", "nbest"):
-                        about["maximum"] = min(about["maximum"], config.max_beams)
-                        about["default"] = min(about["default"], config.max_beams)
-                    for part in [about, *about.get("anyOf", [])]:
-                        if part.get("type") == "array" and name in ("text", "q", "pairs"):
-                            part["maxItems"] = config.max_texts // (2 if name == "pairs" else 1)
-            if keys:
-                whole["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-                whole["security"] = [{"key": []}]
-        return app.openapi_schema  # type: ignore[return-value]
-
-    app.openapi = document  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def _on_hangup(work: Callable[[], Any]) -> Any:
-    """Run `work` on SIGHUP, if the platform has this signal and this is the main thread."""
+def _reload_on_hangup(models: Models) -> None:
+    """Reload the models on SIGHUP, if the platform has this signal and this is the main thread."""
     loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     def start() -> None:
-        task = loop.create_task(work())
+        task = loop.create_task(models.reload())
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    hangup = getattr(signal, "SIGHUP", None)
-    with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
-        if hangup is not None:
-            loop.add_signal_handler(hangup, start)
-    yield
-    with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
-        if hangup is not None:
-            loop.remove_signal_handler(hangup)
+    with contextlib.suppress(AttributeError, ValueError, RuntimeError, NotImplementedError):
+        loop.add_signal_handler(signal.SIGHUP, start)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -8,14 +8,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from sightline.engine import Engine, Translator
+from sightline.engine import Engine, Reader, Translator, Writer
 from sightline.errors import InputError, SightlineError
-from sightline.model_folder import ModelFolder
+from sightline.model_folder import ModelFolder, Task, bundled_models
 from sightline.serve.problems import Problem
 
+E = TypeVar("E", bound=Engine)
+TASKS: dict[type[Engine], Task] = {Translator: "translate", Writer: "write", Reader: "read"}
 log = logging.getLogger("sightline.serve")
 NAMES = {
     "ar": "Arabic", "bg": "Bulgarian", "ca": "Catalan", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek",
@@ -49,15 +52,23 @@ def named(models: Sequence[str]) -> dict[str, Path]:
     return folders
 
 
+def bundled() -> list[str]:
+    """Return the names of the bundled models, the largest first: it is the default of the service."""
+    return sorted(bundled_models(), key=lambda name: -ModelFolder(name).count_parameters())
+
+
 @dataclass
 class Entry:
     """A model of the service. `engine` is set when it is loaded."""
 
+    name: str
     folder: Path
-    parameters: int
+    task: Task
     architecture: str
-    languages: tuple[str, str] | None
-    """Source and target language, if they are in its name: en-fr, opus-mt-en-fr."""
+    parameters: int
+    source: str | None
+    """Source language, if the name has both: en of en-fr and of opus-mt-en-fr."""
+    target: str | None
     examples: list[str]
     """Sentences to try."""
     about: str | None
@@ -66,6 +77,11 @@ class Entry:
     bytes: int = 0
     used: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the model is in memory."""
+        return self.engine is not None
 
 
 class Models:
@@ -80,30 +96,22 @@ class Models:
         # model computes with several threads; otherwise the steps of a search take twice as long.
         self._loader = ThreadPoolExecutor(1, "loader", torch.set_num_threads, (1,))
 
-    def entry(self, name: str | None) -> tuple[str, Entry]:
-        """Return a model by name, by default the first."""
-        name = self.default if name is None else name
-        if name not in self.entries:
+    async def engine(self, name: str | None, kind: type[E]) -> tuple[str, E]:
+        """Return the name and the engine of a model, by default the first; load it if necessary. A model of another
+        task is refused before it is loaded."""
+        entry = self.entries.get(self.default if name is None else name)
+        if entry is None:
             raise Problem("not-found", f"Unknown model. Available models: {', '.join(self.entries)}.")
-        return name, self.entries[name]
-
-    async def engine(self, name: str | None) -> tuple[str, Translator]:
-        """Return a translator, loaded."""
-        name, found = await self.opened(name)
-        if not isinstance(found, Translator):
-            raise Problem("invalid", f"`model` {name} is {found.model.config.architecture} and cannot translate.")
-        return name, found
-
-    async def opened(self, name: str | None) -> tuple[str, Engine]:
-        """Return a model of any task, loaded."""
-        name, entry = self.entry(name)
+        task = TASKS.get(kind, entry.task)
+        if entry.task != task:
+            raise Problem("invalid", f"`model` {entry.name} does not {task}. Its task is {entry.task}.")
         entry.used = time.monotonic()
         if entry.engine is None:
             async with entry.lock:
                 if entry.engine is None:
-                    await self._load_entry(name, entry)
-        assert entry.engine is not None  # noqa: S101
-        return name, entry.engine
+                    await self._load_entry(entry)
+        assert isinstance(entry.engine, kind)  # noqa: S101
+        return entry.name, entry.engine
 
     def load_first(self) -> None:
         """Load the default model, before the service starts."""
@@ -113,43 +121,41 @@ class Models:
 
     async def reload(self) -> None:
         """Reload the loaded models from their folders. The old ones serve until then, and if reloading fails."""
-        for name, entry in self.entries.items():
+        for entry in self.entries.values():
             async with entry.lock:
-                if entry.engine is not None:
+                if entry.loaded:
                     try:
-                        await self._load_entry(name, entry)
+                        await self._load_entry(entry)
                     except Problem:
-                        log.error("reload failed", extra={"about": {"model": name}})  # the reason is logged
+                        log.error("reload failed", extra={"about": {"model": entry.name}})  # the reason is logged
 
     def close(self) -> None:
         """Stop loading models."""
         self._loader.shutdown(wait=False, cancel_futures=True)
 
-    async def _load_entry(self, name: str, entry: Entry) -> None:
-        began = time.perf_counter()
+    async def _load_entry(self, entry: Entry) -> None:
+        began, about = time.perf_counter(), {"model": entry.name}
         try:
             engine = await asyncio.get_running_loop().run_in_executor(self._loader, self._load, entry.folder)
         except Exception as error:
             known = isinstance(error, SightlineError)
-            log.error("model failed", extra={"about": {"model": name, "error": str(error)}}, exc_info=not known)
-            raise Problem(
-                "unavailable", f"`model` {name} cannot be loaded. See the log of the service.", retry=60
-            ) from None
+            log.error("model failed", extra={"about": {**about, "error": str(error)}}, exc_info=not known)
+            detail = f"`model` {entry.name} cannot be loaded. See the log of the service."
+            raise Problem("unavailable", detail, retry=60) from None
         entry.engine, entry.bytes = engine, engine.memory_bytes
-        about = {"model": name, "seconds": round(time.perf_counter() - began, 1), "MiB": entry.bytes >> 20}
-        log.info("model loaded", extra={"about": about})
-        self._unload_others(name)
+        numbers = {"seconds": round(time.perf_counter() - began, 1), "MiB": entry.bytes >> 20}
+        log.info("model loaded", extra={"about": {**about, **numbers}})
+        self._unload_others(entry)
 
-    def _unload_others(self, newest: str) -> None:
+    def _unload_others(self, newest: Entry) -> None:
         """Unload the least recently used models until the others fit. Requests in progress keep theirs."""
-        loaded = {name: entry for name, entry in self.entries.items() if entry.engine is not None}
-        for name, entry in sorted(loaded.items(), key=lambda one: one[1].used):
-            if not self._memory or sum(one.bytes for one in loaded.values()) <= self._memory:
-                return
-            if name != newest:
+        loaded = sorted((one for one in self.entries.values() if one.loaded), key=lambda one: one.used)
+        size = sum(one.bytes for one in loaded)
+        for entry in loaded:
+            if self._memory and size > self._memory and entry is not newest:
                 entry.engine = None
-                del loaded[name]
-                log.info("model unloaded", extra={"about": {"model": name, "MiB": entry.bytes >> 20}})
+                size -= entry.bytes
+                log.info("model unloaded", extra={"about": {"model": entry.name, "MiB": entry.bytes >> 20}})
 
 
 def _entry(name: str, folder: Path) -> Entry:
@@ -157,7 +163,6 @@ def _entry(name: str, folder: Path) -> Entry:
     model = ModelFolder(folder)
     model.load_tokenizer()
     parameters, architecture = model.count_parameters(), model.config.architecture
-    found = LANGUAGES.fullmatch(name) if architecture == "encoder-decoder" else None
-    known = found is not None and {found[1], found[2]} <= NAMES.keys()
-    languages = (found[1], found[2]) if found and known else None
-    return Entry(folder, parameters, architecture, languages, *model.examples())
+    found = LANGUAGES.fullmatch(name) if model.task == "translate" else None
+    source, target = found.groups() if found and {*found.groups()} <= NAMES.keys() else (None, None)
+    return Entry(name, folder, model.task, architecture, parameters, source, target, *model.examples())

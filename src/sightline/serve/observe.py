@@ -10,6 +10,7 @@ import traceback
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sightline.serve.problems import Problem
@@ -40,7 +41,7 @@ class Metrics:
             "request_seconds", "Seconds from the first byte of a request to the end of its answer.", ["route"], **common
         )
         self.waited = Histogram("waited_seconds", "Seconds until the search for a translation started.", **common)
-        sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+        sizes = [2**power for power in range(10)]
         self.batch = Histogram("batch_sentences", "Sentences per batch.", buckets=sizes, **common)
         self.batch_seconds = Histogram("batch_seconds", "Seconds per batch.", **common)
         self.characters = Counter("characters", "Translated characters.", ["model"], **common)
@@ -68,11 +69,7 @@ class Observe:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                more = {**HEADERS, "X-Request-ID": number}
-                message["headers"] = [
-                    *message["headers"],
-                    *((name.lower().encode(), value.encode()) for name, value in more.items()),
-                ]
+                MutableHeaders(scope=message).update({**HEADERS, "X-Request-ID": number})
             await send(message)
 
         self.metrics.active.inc()
@@ -81,10 +78,8 @@ class Observe:
         except Exception as error:
             about["error"] = "".join(traceback.format_exception(error))
             if not status:
-                problem = Problem(
-                    "internal", f"Request {number} failed because of a bug. Please report it with this id."
-                )
-                await problem.response()(scope, receive, send_with_headers)
+                detail = f"Request {number} failed because of a bug. Please report it with this id."
+                await Problem("internal", detail).response()(scope, receive, send_with_headers)
         finally:
             self.metrics.active.dec()
             route = getattr(scope.get("route"), "path", "none")

@@ -1,7 +1,6 @@
 """Errors of requests as problem details of RFC 9457: JSON objects with type, title, status and detail."""
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fastapi.responses import JSONResponse
@@ -38,19 +37,7 @@ KINDS = {
 class ProblemDetails(BaseModel):
     """The error of a request (RFC 9457)."""
 
-    model_config = ConfigDict(
-        title="Problem",
-        json_schema_extra={
-            "examples": [
-                {
-                    "type": "urn:sightline:problem:busy",
-                    "title": "Service overloaded",
-                    "status": 503,
-                    "detail": "1024 requests are waiting. Retry in a second.",
-                }
-            ]
-        },
-    )
+    model_config = ConfigDict(title="Problem", json_schema_extra=lambda schema: schema.update(examples=[_example()]))
     type: str
     """`urn:sightline:problem:` and the id of the problem."""
     title: str
@@ -75,13 +62,17 @@ class Problem(Exception):  # noqa: N818 - the word of RFC 9457
         about = {"type": f"urn:sightline:problem:{self.kind}", "title": self.title}
         return {**about, "status": self.status, "detail": self.detail}
 
-    def response(self, libre: bool = False) -> JSONResponse:
-        """Return the response. `libre`: add the member `error`, for clients of LibreTranslate."""
-        body = {**self.body(), "error": self.detail} if libre else self.body()
+    def response(self, path: str = "") -> JSONResponse:
+        """Return the response to a request for a path. LibreTranslate's clients read the member `error`."""
+        body = {**self.body(), "error": self.detail} if path == "/translate" else self.body()
         return JSONResponse(body, self.status, self.headers, media_type="application/problem+json")
 
 
-FIELDS = {"`beams`": "`beam`", "`forbid`": "`without`", "`require`": "`within`"}
+def _example() -> dict[str, Any]:
+    return Problem("busy", "1024 requests are waiting. Retry in a second.").body()
+
+
+FIELDS = {"beams": "beam", "forbid": "without", "require": "within"}
 """Options of the library that the API calls otherwise."""
 
 
@@ -89,14 +80,19 @@ def invalid(error: SightlineError) -> Problem:
     """Turn an error of the library into a problem, with the names of the API."""
     detail = str(error)
     for option, field in FIELDS.items():
-        detail = detail.replace(option, field)
+        detail = detail.replace(f"`{option}`", f"`{field}`")
     return Problem("invalid", detail)
+
+
+COMMON = ("unauthorised", "too-many", "internal", "busy", "stopping")
+MODEL = ("malformed", "not-found", "too-slow", "too-large", "wrong-type", "invalid", "deadline", "unavailable", *COMMON)
+"""Problems of requests to a model."""
 
 
 def responses(*kinds: str) -> dict[int | str, dict[str, Any]]:
     """Describe these problems for the OpenAPI document."""
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    known: Mapping[int, list[str]] = {}
-    for kind in kinds:
-        known = {**known, KINDS[kind].status: [*known.get(KINDS[kind].status, []), KINDS[kind].title]}
-    return {status: {"description": "; ".join(titles) + ".", "content": content} for status, titles in known.items()}
+    titles: dict[int, list[str]] = {}
+    for status, title in (KINDS[kind] for kind in kinds):
+        titles.setdefault(status, []).append(title)
+    return {status: {"description": "; ".join(some) + ".", "content": content} for status, some in titles.items()}

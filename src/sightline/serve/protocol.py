@@ -6,11 +6,9 @@ from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from sightline.serve.limits import MAX_HEAD
 from sightline.serve.observe import HEADERS
 from sightline.serve.problems import Problem
-
-MAX_HEAD = 65_536
-"""Largest request line with headers, in bytes."""
 
 
 class Http(HttpToolsProtocol):

@@ -1,10 +1,11 @@
 """Requests and answers of the API."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from sightline.config import SearchConfig
+from sightline.serve.problems import FIELDS
 
 
 def _check_surrogates(text: str) -> str:
@@ -27,56 +28,43 @@ class Body(BaseModel):
 class Answer(BaseModel):
     """An answer."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    model_config = ConfigDict(use_attribute_docstrings=True, from_attributes=True)
 
 
-class SearchRequest(Body):
-    """Options of beam search."""
+class SearchOptions(SearchConfig):
+    """The options of a search, with the names of the API. `limits.search_options` caps them."""
 
-    beam: Annotated[int, Field(ge=1, le=1000)] = 4
-    """Beam size; 1 is greedy search. With `sample`: the number of samples."""
-    length_penalty: Annotated[float, Field(ge=0, le=10)] = 1.0
-    """Exponent α of the length in log P(y|x) / |y|^α; 0 prefers short answers, 1 is the mean over tokens."""
+    model_config = ConfigDict(strict=True, alias_generator=lambda option: FIELDS.get(option, option))
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        return self  # they need not fit each other before they are capped
+
+
+class SearchRequest(SearchOptions):
+    """A search for translations. `beam` is raised to `nbest`."""
+
+    model: Model = None
     prefix: Text = ""
     """Required beginning of the answer."""
-
-    def config(self) -> SearchConfig:
-        """Return the options of the search."""
-        own = self.model_dump(include={*SearchConfig.model_fields})
-        return SearchConfig(beams=max(self.beam, own.get("nbest", 1)), **own)
-
-
-class SamplingRequest(SearchRequest):
-    """Options of beam search and sampling."""
-
-    sample: bool = False
-    """Sample each token from the model's distribution instead of searching."""
-    temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """Sampling temperature; lower is more conservative."""
-    top_k: Annotated[int, Field(ge=0, lt=10**9)] = 0
-    """Sample from the k most likely tokens; 0 disables the limit."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the most likely tokens whose probabilities add up to p (nucleus sampling)."""
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Sample from tokens with at least this share of the probability of the most likely one."""
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
-    """Random seed of sampling; the same seed gives the same answer to the same text."""
-    without: list[Text] = []
+    forbid: list[Text] = Field(default_factory=list)
     """Words that the answer must not contain."""
 
+    @property
+    def constraints(self) -> list[str]:
+        """All texts that constrain the answer."""
+        return [*filter(None, [self.prefix]), *self.forbid]
 
-class TranslateRequest(SamplingRequest):
-    """Texts to translate."""
+
+class TranslateRequest(SearchRequest):
+    """Texts to translate. `beam` is raised to `nbest`."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"text": "Hi, how are you?"}, {"text": ["Good morning."], "beam": 1}]}
     )
-    model: Model = None
     text: Text | list[Text]
     """One text or a list of texts. Line breaks are kept."""
-    nbest: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Number of answers per text, best first. The beam size is at least this number."""
-    within: list[Text] = []
+    require: list[Text] = Field(default_factory=list)
     """Words that the answer must contain."""
     align: bool = False
     """Return the word alignment."""
@@ -84,13 +72,12 @@ class TranslateRequest(SamplingRequest):
     """Return tokens and their log-probabilities."""
 
 
-class StreamRequest(SamplingRequest):
+class StreamRequest(SearchRequest):
     """A text to translate, streamed token by token."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"text": "Hi, how are you?"}]})
-    model: Model = None
     text: Text
-    beam: Annotated[int, Field(ge=1, le=1)] = 1
+    beams: Annotated[int, Field(ge=1, le=1)] = 1
     """Streaming needs a beam size of 1."""
 
 
@@ -115,6 +102,14 @@ class TranslateAnswer(Answer):
 
     model: str
     translations: list[Translation]
+
+
+class Event(Answer):
+    """A server-sent event: `token` with {"text": …} for each chunk of text; at the end `done` with the translation or
+    `error` with a problem."""
+
+    event: Literal["token", "done", "error"]
+    data: str
 
 
 class Pair(Body):
@@ -154,7 +149,6 @@ class TraceRequest(SearchRequest):
     """A text to trace through the model."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"text": "The animal was too tired."}]})
-    model: Model = None
     text: Text
     target: Text | None = None
     """Target to trace; default: the model's own translation. Only for models that translate."""
@@ -197,10 +191,7 @@ class BeamsRequest(SearchRequest):
     """A text whose beam search is returned."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"text": "Good morning.", "beam": 3}]})
-    model: Model = None
     text: Text
-    nbest: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Number of answers."""
 
 
 class Beam(Answer):
@@ -231,7 +222,7 @@ class BeamsAnswer(Answer):
     translations: list[Translation]
 
 
-class AlternativesRequest(Body):
+class AlternativesRequest(SearchOptions):
     """A position in a translation."""
 
     model_config = ConfigDict(
@@ -244,7 +235,6 @@ class AlternativesRequest(Body):
     position: Annotated[int, Field(ge=0, lt=10**6)]
     """Number of tokens before the position (the tokens of /v1/score)."""
     count: Annotated[int, Field(ge=1, le=20)] = 5
-    beam: Annotated[int, Field(ge=1, le=1000)] = 4
 
 
 class Alternative(Answer):
@@ -267,6 +257,8 @@ class ModelAbout(Answer):
     """A model of this service."""
 
     name: str
+    task: Literal["translate", "write", "read"]
+    """Only models that translate answer requests for translations; all can be traced."""
     architecture: str
     parameters: int
     loaded: bool

@@ -5,19 +5,29 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from starlette.requests import Request
 
 from sightline.config import ServeConfig
-from sightline.engine import Engine, Plan, Translation, Translator
+from sightline.engine import Engine, Plan, Translator, Writer
 from sightline.serve.models import Models
 from sightline.serve.observe import Metrics
 from sightline.serve.problems import Problem
-from sightline.serve.worker import TURNS, Event, Job, JobResult, QueueFullError, Worker
+from sightline.serve.worker import TURNS, Event, Job, JobResult, Worker
 from sightline.trace.trace import Trace
 
 T = TypeVar("T")
+E = TypeVar("E", Translator, Writer)
+
+
+class Search(NamedTuple, Generic[E, T]):
+    """A search that a request asks for."""
+
+    model: str
+    engine: E
+    texts: Sequence[str]
+    make_plan: Callable[[], Plan[T]]
 
 
 class ClientDisconnected(Exception):  # noqa: N818 - not an error
@@ -55,13 +65,16 @@ class Traces:
             self._traces[number] = StoredTrace(trace, engine, size)
         return number
 
-    def get(self, number: str) -> StoredTrace:
-        """Return a stored trace."""
+    def get(self, number: str, names: Sequence[str] = ()) -> StoredTrace:
+        """Return a stored trace that has tensors with these names."""
         with self._lock:
             if number not in self._traces:
                 raise Problem("not-found", "Unknown trace, or its memory was needed for newer ones. Request it again.")
             self._traces.move_to_end(number)
-            return self._traces[number]
+            stored = self._traces[number]
+        if not all(name in stored.trace for name in names):
+            raise Problem("not-found", "Unknown tensor of this trace.")
+        return stored
 
 
 class Service:
@@ -91,46 +104,28 @@ class Service:
         """Whether all worker threads run."""
         return all(worker.alive for worker in self.workers.values())
 
-    async def translate(
-        self,
-        request: Request,
-        name: str,
-        engine: Translator,
-        texts: Sequence[str],
-        make_plan: Callable[[], Plan[list[Translation]]],
-    ) -> list[Translation]:
-        """Run a plan for these texts and return its result."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[JobResult] = loop.create_future()
-        job = Job(engine, make_plan, lambda event: loop.call_soon_threadsafe(_settle, future, event))
-        self._submit(job)
-        result = await self._wait(request, future, lambda: setattr(job, "cancelled", True))
-        self._count_result(name, texts, result)
-        return result.translations
+    async def run(self, request: Request, search: Search[E, T]) -> T:
+        """Run a search and return its result."""
+        (result,) = [event async for event in self.stream(request, search, streamed=False)]
+        return cast("T", result)
 
-    async def stream(
-        self,
-        request: Request,
-        name: str,
-        engine: Translator,
-        text: str,
-        make_plan: Callable[[], Plan[list[Translation]]],
-    ) -> AsyncIterator[str | Translation]:
-        """Run a plan for one text; yield the translation in chunks, then the whole."""
+    async def stream(self, request: Request, search: Search[E, T], *, streamed: bool = True) -> AsyncIterator[str | T]:
+        """Run a search; yield the text in chunks, if it is streamed, then the result."""
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Event] = asyncio.Queue()
-        job = Job(engine, make_plan, lambda event: loop.call_soon_threadsafe(events.put_nowait, event), streamed=True)
-        self._submit(job)
         end = loop.time() + self.config.deadline
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        put = events.put_nowait
+        job = Job(search.engine, search.make_plan, lambda event: loop.call_soon_threadsafe(put, event), streamed)
+        self.worker(search.engine).submit(job)
         try:
             while True:
-                next_event = asyncio.ensure_future(events.get())
-                event = await self._wait(request, next_event, lambda: None, end - loop.time())
+                event = await self._wait(request, asyncio.ensure_future(events.get()), end - loop.time())
                 if isinstance(event, Exception):
                     raise event
                 if isinstance(event, JobResult):
-                    self._count_result(name, [text], event)
-                    yield event.translations[0]
+                    self.metrics.waited.observe(event.waited)
+                    self.metrics.characters.labels(search.model).inc(sum(map(len, search.texts)))
+                    yield event.result
                     return
                 yield event
         finally:
@@ -138,11 +133,7 @@ class Service:
 
     async def call(self, request: Request, engine: Engine, work: Callable[[], T]) -> T:
         """Run `work` on the thread of the model and return its result."""
-        try:
-            future = asyncio.wrap_future(self.worker(engine).call(work))
-        except QueueFullError:
-            raise self._busy() from None
-        return await self._wait(request, future, lambda: None)
+        return await self._wait(request, asyncio.wrap_future(self.worker(engine).call(work)), self.config.deadline)
 
     def close(self) -> None:
         """Stop all threads after their last job."""
@@ -150,40 +141,23 @@ class Service:
         for worker in self.workers.values():
             worker.stop(self.config.shutdown)
 
-    def _submit(self, job: Job) -> None:
-        try:
-            self.worker(job.engine).submit(job)
-        except QueueFullError:
-            raise self._busy() from None
-
-    def _busy(self) -> Problem:
-        return Problem("busy", f"{self.waiting} requests are waiting. Retry in a second.", retry=1)
-
-    async def _wait(
-        self, request: Request, future: "asyncio.Future[T]", cancel: Callable[[], None], seconds: float | None = None
-    ) -> T:
-        """Return the result of a future. If the deadline passes or the client disconnects, call `cancel` and raise."""
+    async def _wait(self, request: Request, future: "asyncio.Future[T]", seconds: float) -> T:
+        """Return the result of a future. Raise if the time is over or the client disconnects."""
         disconnected: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(request))
         both: set[asyncio.Future[Any]] = {future, disconnected}
-        seconds = self.config.deadline if seconds is None else seconds
         try:
             await asyncio.wait(both, timeout=max(seconds, 0), return_when=asyncio.FIRST_COMPLETED)
             if future.done():
                 return future.result()
             if disconnected.done():
                 raise ClientDisconnected
-            limit = f"{self.config.deadline:g} s"
-            detail = f"The request exceeded the {limit} deadline. Send less text or raise `deadline`."
+            detail = (
+                f"The request exceeded the {self.config.deadline:g} s deadline. Send less text or raise `deadline`."
+            )
             raise Problem("deadline", detail, retry=1)
         finally:
             disconnected.cancel()
-            if not future.done():
-                cancel()
-                future.cancel()
-
-    def _count_result(self, name: str, texts: Sequence[str], result: JobResult) -> None:
-        self.metrics.waited.observe(result.waited)
-        self.metrics.characters.labels(name).inc(sum(map(len, texts)))
+            future.cancel()
 
     def _count_batch(self, requests: int, seconds: float) -> None:
         self.metrics.batch.observe(requests)
@@ -193,12 +167,3 @@ class Service:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _settle(future: "asyncio.Future[JobResult]", event: Event) -> None:
-    if future.done():
-        return
-    if isinstance(event, JobResult):
-        future.set_result(event)
-    elif isinstance(event, Exception):
-        future.set_exception(event)

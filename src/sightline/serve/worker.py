@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from sightline.config import ServeConfig
-from sightline.engine import Plan, Translation, Translator
+from sightline.engine import Plan, Translator, Writer
 from sightline.errors import SightlineError
 from sightline.search.types import Hypothesis
+from sightline.serve.limits import check_plan
 from sightline.serve.problems import Problem
 
 T = TypeVar("T")
@@ -33,28 +34,27 @@ TURNS = 4
 log = logging.getLogger("sightline.serve")
 
 
-class QueueFullError(Exception):
-    """Too many jobs are waiting."""
-
-
 class JobResult(NamedTuple):
     """The result of a job."""
 
-    translations: list[Translation]
+    result: Any
+    """What the plan assembles."""
     waited: float
     """Seconds until the job started."""
 
 
 Event = str | JobResult | Exception
 """Events of a job: text chunks when streaming, then the result or an error."""
+Call = tuple[Callable[[], Any], Future[Any]]
+"""Work for the thread, and its result."""
 
 
 @dataclass(eq=False)
 class Job:
     """A plan to run, and the callback for its events."""
 
-    engine: Translator
-    make_plan: Callable[[], Plan[list[Translation]]]
+    engine: Translator | Writer
+    make_plan: Callable[[], Plan[Any]]
     """Tokenises the texts. The worker's thread calls it, as it calls `emit`."""
     emit: Callable[[Event], object]
     streamed: bool = False
@@ -68,14 +68,15 @@ class Job:
     taken: int = 0
     """Number of requests that are in a batch already."""
 
-    def prepare(self, max_tokens: int) -> None:
+    def prepare(self, config: ServeConfig) -> None:
         """Make the plan."""
         self.plan = self.make_plan()
-        tokens = sum(request.size for request in self.plan.requests) * self.plan.options.beams
-        if tokens > max_tokens:
-            detail = f"{tokens} tokens, counted once per beam, are more than {max_tokens}. Send less text."
-            raise Problem("too-large", detail)
+        check_plan(self.plan, config)
         self.answers = [None] * len(self.plan.requests)
+        self.alone = any(request.constraints.require for request in self.plan.requests)
+        """Whether no other request can be in a batch with one of these."""
+        self.kind = self.engine, self.plan.options, self.plan.log_probs, self.streamed, id(self) if self.alone else 0
+        """Jobs of the same kind share batches."""
         if self.streamed:
             self._text = self.engine.incremental_text(self.plan)
             self._emit(self._text.flush())
@@ -84,17 +85,6 @@ class Job:
     def next_size(self) -> int:
         """Size of the next request to search for."""
         return self.plan.requests[self.taken].size
-
-    @property
-    def alone(self) -> bool:
-        """Whether the requests cannot share a batch."""
-        return any(request.constraints.require for request in self.plan.requests)
-
-    def shares_batch(self, other: "Job") -> bool:
-        """Whether requests of both jobs can be searched together."""
-        mine = self.engine, self.plan.options, self.plan.log_probs, self.streamed
-        theirs = other.engine, other.plan.options, other.plan.log_probs, other.streamed
-        return mine == theirs and not self.alone and not other.alone
 
     def add_token(self, number: int, token: int) -> None:
         """Stream a token of the answer to a request."""
@@ -128,16 +118,11 @@ class Batch:
         self.steps = job.engine.steps(
             [job.plan.requests[number] for job, number in members],
             job.plan.options,
-            streamed=[i for i, (job, _) in enumerate(members) if job.streamed],
+            streamed=range(len(members)) if job.streamed else (),
             cancelled=self.cancelled,
             eager=True,
             log_probs=job.plan.log_probs,
         )
-
-    @property
-    def done(self) -> bool:
-        """Whether all answers are found."""
-        return not self.missing
 
     def step(self) -> bool:
         """Run a step. Return whether there are more."""
@@ -154,7 +139,7 @@ class Batch:
             job, number = self.members[i]
             self.missing -= 1
             job.set_answers(number, best)
-        return not self.done
+        return self.missing > 0
 
 
 class Worker:
@@ -167,9 +152,9 @@ class Worker:
         self.on_batch: Callable[[int, float], None] = lambda _requests, _seconds: None
         """Called after each batch with its number of requests and its duration."""
         # Not a SimpleQueue: in Python 3.11 its get can block without end if the timeout is a few microseconds.
-        self._inbox: queue.Queue[Job | tuple[Callable[[], Any], Future[Any]] | None] = queue.Queue()
+        self._inbox: queue.Queue[Job | Call | None] = queue.Queue()
         self._jobs: deque[Job] = deque()
-        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._calls: deque[Call] = deque()
         self._running: deque[tuple[Batch, float]] = deque()
         self._last_shared = 0.0
         """Time of the last batch with several requests."""
@@ -185,27 +170,24 @@ class Worker:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def submit(self, job: Job) -> None:
-        """Add a job to the queue."""
-        self._put(job)
+    def submit(self, item: Job | Call) -> None:
+        """Add a job or a call to the queue."""
+        with self._lock:
+            if self.waiting >= self.config.max_queue or not self.alive:
+                raise Problem("busy", f"{self.waiting} requests are waiting. Retry in a second.", retry=1)
+            self.waiting += 1
+        self._inbox.put(item)
 
     def call(self, work: Callable[[], T]) -> "Future[T]":
         """Run `work` on the thread, between two steps."""
         future: Future[T] = Future()
-        self._put((work, future))
+        self.submit((work, future))
         return future
 
     def stop(self, seconds: float) -> None:
         """Finish the jobs in the queue, then end the thread."""
         self._inbox.put(None)
         self._thread.join(seconds)
-
-    def _put(self, item: Job | tuple[Callable[[], Any], Future[Any]]) -> None:
-        with self._lock:
-            if self.waiting >= self.config.max_queue or not self.alive:
-                raise QueueFullError
-            self.waiting += 1
-        self._inbox.put(item)
 
     def _run(self) -> None:
         while not (self._stopping and self._idle):
@@ -235,13 +217,13 @@ class Worker:
         except queue.Empty:
             return
 
-    def _accept(self, item: Job | tuple[Callable[[], Any], Future[Any]] | None) -> None:
+    def _accept(self, item: Job | Call | None) -> None:
         if item is None:
             self._stopping = True
         elif isinstance(item, Job):
             try:
                 if not item.cancelled:
-                    item.prepare(self.config.max_tokens)
+                    item.prepare(self.config)
                     if item.answers:
                         self._jobs.append(item)
                         return
@@ -273,24 +255,15 @@ class Worker:
         return time.monotonic() - self._jobs[0].arrived > OVERDUE
 
     def _start_batch(self) -> None:
-        members = self._choose()
-        if not members:
-            return
-        now = time.monotonic()
-        if len(members) > 1:
-            self._last_shared = now
-        self._running.append((Batch(members), now))
-
-    def _choose(self) -> list[tuple[Job, int]]:
-        """Choose the requests of a batch: of the oldest job and of jobs that can share its batch."""
-        self._drop_cancelled()
+        """Start a batch with requests of the oldest job, and of jobs that can share its batch."""
+        self._keep([job for job in self._jobs if not job.cancelled])
         if not self._jobs:
-            return []
+            return
         now, oldest = time.monotonic(), self._jobs[0]
         largest, limit = 0, max(SHORT, 2 * oldest.next_size)
         budget = self.config.batch_tokens // oldest.plan.options.beams
         members = list[tuple[Job, int]]()
-        candidates = deque(job for job in self._jobs if job is oldest or job.shares_batch(oldest))
+        candidates = deque(job for job in self._jobs if job.kind == oldest.kind)
         while candidates:
             job = candidates.popleft()
             size = max(largest, job.next_size)
@@ -302,18 +275,17 @@ class Worker:
             job.taken += 1
             if job.taken < len(job.answers) and not job.alone:
                 candidates.append(job)
-        chosen = {id(job) for job, _ in members}
-        taken = [job for job in self._jobs if id(job) in chosen]
-        rest = [job for job in taken if job.taken < len(job.answers)]  # after those that wait
-        self._jobs = deque([*(job for job in self._jobs if id(job) not in chosen), *rest])
-        self._count_started(len(taken) - len(rest))
-        return members
+        chosen = dict.fromkeys(job for job, _ in members)
+        rest = [job for job in chosen if job.taken < len(job.answers)]  # after those that wait
+        self._keep([*(job for job in self._jobs if job not in chosen), *rest])
+        if len(members) > 1:
+            self._last_shared = now
+        self._running.append((Batch(members), now))
 
-    def _drop_cancelled(self) -> None:
-        cancelled = sum(job.cancelled for job in self._jobs)
-        if cancelled:
-            self._jobs = deque(job for job in self._jobs if not job.cancelled)
-            self._count_started(cancelled)
+    def _keep(self, jobs: list[Job]) -> None:
+        """Set the jobs that wait; the others have started, or are cancelled."""
+        self._count_started(len(self._jobs) - len(jobs))
+        self._jobs = deque(jobs)
 
     def _step(self, batch: Batch, started: float) -> None:
         now = time.monotonic()
@@ -326,7 +298,7 @@ class Worker:
             self._owed -= time.monotonic() - now
             self._running.append((batch, started))
         else:
-            self._owed = time.monotonic() - now if batch.done else self._owed
+            self._owed = time.monotonic() - now if not batch.missing else self._owed
             self.on_batch(len(batch.members), time.monotonic() - started)
             if len(batch.members) > 1:
                 self._last_shared = time.monotonic()

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from sightline.serve.problems import Problem
 
-STATIC = Path(__file__).parent / "static"
+STATIC = Path(__file__).parents[1] / "static"
 """The folder of the built page."""
 NAME = re.compile(r"[\w-][\w.-]{0,99}(/[\w-][\w.-]{0,99}){0,4}", re.ASCII)
 """Valid names of assets. No part begins with a dot, so that a name cannot leave the folder."""
@@ -24,7 +24,7 @@ KINDS = {
 }
 TEXT = (".css", ".js", ".json", ".svg")
 """Files that are compressed."""
-page = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False)
 
 
 def is_page(path: str) -> bool:
@@ -32,7 +32,7 @@ def is_page(path: str) -> bool:
     return path == "/" or path.startswith("/assets/")
 
 
-@page.get("/")
+@router.get("/")
 def index() -> Response:
     """Return the page. Browsers revalidate it each time."""
     try:
@@ -42,7 +42,7 @@ def index() -> Response:
     return Response(data, media_type="text/html", headers={"Cache-Control": "no-cache"})
 
 
-@page.get("/assets/{name:path}")
+@router.get("/assets/{name:path}")
 def asset(name: str, request: Request) -> Response:
     """Return a file of the page. Its name contains a hash of its content, so browsers may cache it permanently."""
     file = STATIC / "assets" / name

@@ -1,0 +1,125 @@
+"""Traces: the tensors of a pass through a model."""
+
+import math
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+
+from sightline.config import SearchConfig
+from sightline.engine import Engine, Plan, Reader, Translation, Translator
+from sightline.serve import limits, schemas
+from sightline.serve.problems import MODEL, Problem, responses
+from sightline.serve.routes.shared import Bytes, Row, Serving, row_bytes, search_for, source_ids
+from sightline.serve.service import Service
+from sightline.special import END, START
+from sightline.text.tokenizer import with_end
+from sightline.trace.pack import PIECE, pack
+from sightline.trace.trace import Trace
+
+router = APIRouter(tags=["looking inside"], responses=responses(*MODEL))
+Dtype = Annotated[Literal["f16", "f32"], Query(description="Half or single precision, little-endian.")]
+
+
+@router.post("/v1/trace")
+async def trace(body: schemas.TraceRequest, request: Request, service: Serving) -> schemas.TraceAnswer:
+    """Trace the model and list the recorded tensors. Their values are fetched by the id of the trace."""
+    limits.check_texts([body.text, *filter(None, [body.target]), *body.constraints], service.config)
+    limits.search_options(body, service.config)
+    name, engine = await service.models.engine(body.model, Engine)
+    result = None
+    if not isinstance(engine, Translator) and body.target is not None:
+        raise Problem("invalid", f"`target` does not apply to {name}, which does not translate. Leave it out.")
+    if isinstance(engine, Translator) and body.target is None:
+        search = await search_for(body, [body.text], service, log_probs=False)
+
+        def make_plan() -> Plan[list[Translation]]:
+            plan = search.make_plan()
+            text = source_ids(search.engine, (one.source for one in plan.requests))
+            limits.check_tokens(service.config, text=[text])
+            return plan
+
+        (result,) = await service.run(request, search._replace(make_plan=make_plan))
+
+    def work() -> schemas.TraceAnswer:
+        seen, parts = _trace(service, engine, body, result)
+        return schemas.TraceAnswer(
+            id=service.traces.add(seen, engine),
+            model=name,
+            target=body.target if result is None else result.text,
+            parts=parts,
+            config=engine.model.config.model_dump(),
+            tokens=seen.tokens,
+            ids=seen.ids,
+            tensors=[_tensor(seen, one) for one in seen.names()],
+        )
+
+    return await service.call(request, engine, work)
+
+
+@router.get("/v1/trace/{id}", response_class=Bytes)
+async def tensors(
+    id: str,  # noqa: A002
+    request: Request,
+    service: Serving,
+    names: Annotated[list[str], Query(description="Names of tensors; default: all.")] = [],  # noqa: B006
+    dtype: Dtype = "f16",
+) -> Bytes:
+    """Return tensors of a trace in the trace format (docs/reference/trace.md)."""
+    stored = service.traces.get(id, names)
+
+    def work() -> bytes:
+        wanted = names or stored.trace.names()
+        numbers = sum(math.prod(stored.trace.sizes(one).values()) for one in wanted)
+        limits.check_packed(numbers * (2 if dtype == "f16" else 4))
+        return pack(stored.trace, wanted, dtype=dtype)
+
+    return Bytes(await service.call(request, stored.engine, work))
+
+
+@router.get("/v1/trace/{id}/{name}", response_class=Bytes)
+async def tensor(
+    id: str,  # noqa: A002
+    name: str,
+    request: Request,
+    service: Serving,
+    row: Row = None,
+    piece: Annotated[int, Query(ge=0, lt=10**6, description=f"Number of the piece; a piece has {PIECE} bytes.")] = 0,
+    dtype: Dtype = "f16",
+) -> Bytes:
+    """Return the values of one tensor of a trace, row by row, or of one row. The header X-Pieces is the number of
+    pieces, X-Dtype the precision: f32 if half precision would overflow."""
+    stored = service.traces.get(id, [name])
+
+    def work() -> Bytes:
+        kind, data = row_bytes(stored.trace[name].values, row, dtype)
+        count = max(math.ceil(len(data) / PIECE), 1)
+        if piece >= count:
+            detail = f"`piece` {piece} does not exist: the tensor has {count} pieces, counted from 0."
+            raise Problem("not-found", detail)
+        return Bytes(data[piece * PIECE : (piece + 1) * PIECE], headers={"X-Pieces": str(count), "X-Dtype": kind})
+
+    return await service.call(request, stored.engine, work)
+
+
+def _trace(
+    service: Service, engine: Engine, body: schemas.TraceRequest, result: Translation | None
+) -> tuple[Trace, int]:
+    """Trace the ids that were read and written for `result`, or those of the texts in the request. Return the trace and
+    the number of segments. Several segments are traced in one pass."""
+    if not isinstance(engine, Translator):
+        (ids,) = engine.tokenizer.encode([body.text])
+        limits.check_tokens(service.config, text=[ids])
+        return engine.trace([START, *ids, END] if isinstance(engine, Reader) else [START, *ids]), 1
+    if result is not None:
+        sources, target = [segment.source_ids for segment in result.segments], result.ids
+    else:
+        sources = [one.source for one in engine.plan([body.text], SearchConfig()).requests]
+        (target,) = engine.tokenizer.encode([body.target or ""])
+    source = source_ids(engine, sources)
+    limits.check_tokens(service.config, text=[source], **{"translation" if result else "target": [target]})
+    return engine.trace(with_end(source, engine.model.config.source_end), target), len(sources)
+
+
+def _tensor(seen: Trace, name: str) -> schemas.Tensor:
+    sizes = seen.sizes(name)
+    return schemas.Tensor(name=name, axes=list(sizes), shape=list(sizes.values()))
