@@ -143,14 +143,14 @@ class Trace:
         return self._entries[name]
 
     def _select(self, name: str, entry: _Entry) -> Traced:
-        values = entry.compute()
-        if self._sentence is None:
-            return Traced(name, entry.axes, values, {})
-        cells = self._cells(name, entry, self._sentence)
-        values, axes = values[self._sentence], entry.axes[1:]
-        for i, some in enumerate(cells):
-            values = values if some is None else values.index_select(i, some)
-        return Traced(name, axes, values, labels(name, axes, values.shape, self.tokens))
+        values, axes = entry.compute(), entry.axes
+        if self._sentence is not None:
+            cells = self._cells(name, entry, self._sentence)
+            values, axes = values[self._sentence], axes[1:]
+            for i, some in enumerate(cells):
+                values = values if some is None else values.index_select(i, some)
+        labels = {} if "batch" in axes else _labels(name, axes, values.shape, self.tokens)
+        return Traced(name, axes, values, labels)
 
     def _cells(self, name: str, entry: _Entry, sentence: int) -> list[Tensor | None]:
         """Return the cells of a sentence along each axis but the first, or None for all cells."""
@@ -173,7 +173,7 @@ def difference(one: Tensor, other: Tensor) -> float:
     return math.inf if math.isnan(worst) else worst
 
 
-def labels(
+def _labels(
     name: str, axes: Sequence[str], shape: Sequence[int], tokens: Mapping[str, list[str]]
 ) -> dict[str, list[str]]:
     """Return the tokens along the axes of a tensor, if they are known and have the length of the axis."""
