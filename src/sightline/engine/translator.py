@@ -318,13 +318,13 @@ class Translator(Engine):
         encode: Encodings,
     ) -> list[list[Translation]]:
         """Add alignments to translations. Segments are aligned one by one; words are numbered in the whole text."""
-        sources, targets, owners = [], [], []
-        for i, (text, parts) in enumerate(zip(texts, pieces, strict=True)):
-            begins = accumulate((len(part.text + part.gap) for part in parts[:-1]), initial=0)
+        sources, targets = [], []
+        for text, parts, ranks in zip(texts, pieces, ranked, strict=True):
+            begins = accumulate((len(part.text + part.gap) for part in parts), initial=0)
             own = [
                 encode.words(text, part.text, begin) for part, begin in zip(parts, begins, strict=False) if part.text
             ]
-            for rank, one in enumerate(ranked[i]):
+            for one in ranks:
                 begun = starts(parts, self._texts(parts, one.segments))
                 places = [start for part, start in zip(parts, begun, strict=True) if part.text]
                 sources += own
@@ -332,13 +332,10 @@ class Translator(Engine):
                     Words(segment.ids, words_of(one.text, id_spans(self.tokenizer, segment.ids), start))
                     for segment, start in zip(one.segments, places, strict=True)
                 ]
-                owners += [(i, rank)] * len(own)
-        links: dict[tuple[int, int], set[tuple[int, int]]] = {}
-        for owner, some in zip(owners, align(self.model, sources, targets, self.heads), strict=True):
-            links.setdefault(owner, set()).update(some)
+        found = iter(align(self.model, sources, targets, self.heads))
         return [
-            [replace(one, alignment=sorted(links.get((i, rank), ()))) for rank, one in enumerate(ranks)]
-            for i, ranks in enumerate(ranked)
+            [replace(one, alignment=sorted({pair for _ in one.segments for pair in next(found)})) for one in ranks]
+            for ranks in ranked
         ]
 
 

@@ -162,7 +162,7 @@ class _Watch:
         mask: Mask = args[3]
         mask = mask._replace(allowed=None if mask.allowed is None else mask.allowed.clone())
         now = active_what_if(self.model)
-        edit = None if now is None else now.edit(path)
+        edit = None if now is None else now.attention.get(path)
         positions = None if now is None else now.query_positions(path, q)
         z = z.detach()
         beams = max(self.rows // max(len(q), 1), 1) if ".cross_attention" in path else 1
