@@ -106,19 +106,15 @@ class Translator(Engine):
         """Make the translation of texts ready: segments, requests and the way back to translations."""
         encode_source, encode = self.encodings(spans=align)
         prefixes = [prefix or ""] * len(texts) if prefix is None or isinstance(prefix, str) else list(prefix)
-        if len(prefixes) != len(texts):
-            raise InputError.of(
-                "prefix", len(prefixes), f"needs one text for each of the {len(texts)} texts, got {len(prefixes)}."
-            )
+        if (count := len(prefixes)) != len(texts):
+            raise InputError.of("prefix", count, f"needs one text for each of the {len(texts)} texts, got {count}.")
         required, forbidden = ([ids for ids in encode(words) if ids] for words in (require, forbid))
         pieces, requests = self._split(texts, encode_source), []
         for parts, begun in zip(pieces, encode(prefixes) if any(prefixes) else [[] for _ in prefixes], strict=True):
             with_text = [part.text for part in parts if part.text]
-            if (begun or required) and len(with_text) > 1:
+            if (begun or required) and (count := len(with_text)) > 1:
                 option = "prefix" if begun else "require"
-                raise InputError.of(
-                    option, len(with_text), f"is for a text of one segment, and this one has {len(with_text)}."
-                )
+                raise InputError.of(option, count, f"is for a text of one segment, and this one has {count}.")
             constraints = Constraints(begun, required, forbidden)
             config = self.model.config
             requests += [translation_request(ids, options, config, constraints) for ids in encode_source(with_text)]
@@ -264,16 +260,12 @@ class Translator(Engine):
         ]
 
     def _one_segment(self, plan: Plan[Any]) -> None:
-        if len(plan.requests) != 1:
-            raise InputError.of(
-                "text", len(plan.requests), f"must be one segment, and this one has {len(plan.requests)}."
-            )
+        if (count := len(plan.requests)) != 1:
+            raise InputError.of("text", count, f"must be one segment, and this one has {count}.")
 
     def _check_pairs(self, sources: Sequence[list[int]], targets: Sequence[list[int]], first: int) -> None:
-        if len(sources) != len(targets):
-            raise InputError.of(
-                "targets", len(targets), f"must be as many as the {len(sources)} sources, got {len(targets)}."
-            )
+        if (count := len(targets)) != len(sources):
+            raise InputError.of("targets", count, f"must be as many as the {len(sources)} sources, got {count}.")
         for number, pair in enumerate(zip(sources, targets, strict=True), first):
             if max(map(len, pair)) > self.longest_source:
                 raise InputError(
@@ -284,18 +276,15 @@ class Translator(Engine):
         self, parts: Sequence[Piece], found: Sequence[tuple[Request, list[Hypothesis]]]
     ) -> list[Translation]:
         """Return the translations of a text: the best answers to its segments, then the second best, and so on."""
-        ranks = max((len(answers) for _, answers in found), default=1)
-        return [
-            self._translation(parts, [(request, answers[min(rank, len(answers) - 1)]) for request, answers in found])
-            for rank in range(ranks)
-        ]
-
-    def _translation(self, parts: Sequence[Piece], found: Sequence[tuple[Request, Hypothesis]]) -> Translation:
-        segments = [
-            Segment(request.source, one.ids, one.log_probs, one.score, self.tokenizer) for request, one in found
-        ]
-        score = sum(segment.score for segment in segments) / len(segments) if segments else 0.0
-        return Translation(join(parts, self._texts(parts, segments)), score, segments)
+        translations = []
+        for rank in range(max((len(answers) for _, answers in found), default=1)):
+            segments = []
+            for request, answers in found:
+                one = answers[min(rank, len(answers) - 1)]
+                segments.append(Segment(request.source, one.ids, one.log_probs, one.score, self.tokenizer))
+            score = sum(segment.score for segment in segments) / len(segments) if segments else 0.0
+            translations.append(Translation(join(parts, self._texts(parts, segments)), score, segments))
+        return translations
 
     def _texts(self, parts: Sequence[Piece], segments: Sequence[Segment]) -> list[str]:
         """Return the translated text of each part, "" for those without text."""

@@ -65,11 +65,8 @@ class Writer(Engine):
             given = [START, *ids]
             room = self.max_positions - len(given) + 1
             if room < 1:
-                raise InputError.of(
-                    "text",
-                    len(ids),
-                    f"has {len(ids)} tokens, and the model has {self.max_positions} positions. Shorten it.",
-                )
+                problem = f"has {len(ids)} tokens, and the model has {self.max_positions} positions. Shorten it."
+                raise InputError.of("text", len(ids), problem)
             requests.append(Request([], Limits(min(max_tokens, room), cut=True), given, constraints))
 
         def assemble(answers: Sequence[list[Hypothesis]]) -> list[list[Completion]]:
