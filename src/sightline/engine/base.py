@@ -120,8 +120,14 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _stream(self, plan: Plan[Any], text: IncrementalText) -> Iterator[str]:
+    def incremental_text(self, plan: Plan[Any]) -> IncrementalText:
+        """Return the text of a plan for one text, to be built token by token."""
+        before = plan.requests[0].given if plan.requests else []
+        return IncrementalText(self.tokenizer, plan.pieces, before)
+
+    def _stream(self, plan: Plan[Any]) -> Iterator[str]:
         """Yield the text of a plan piece by piece, as soon as it is certain."""
+        text = self.incremental_text(plan)
         yield from filter(None, [text.flush()])
         for tokens, answers in self.steps(plan.requests, plan.options, streamed=range(len(plan.requests))):
             for i, token in tokens.items():

@@ -117,11 +117,7 @@ def _check_ensemble(folders: Sequence[ModelFolder], tokenizers: Sequence[Tokeniz
 
 
 def _backends(
-    folders: Sequence[ModelFolder],
-    models: Sequence[Any],
-    tokenizer: Tokenizer,
-    device: str,
-    options: LoadOptions,
+    folders: Sequence[ModelFolder], models: Sequence[Any], tokenizer: Tokenizer, device: str, options: LoadOptions
 ) -> list[Backend]:
     """Return the backends to prefer to torch."""
     only_there = "precision" if options.precision == "int8" else "shortlist" if options.shortlist else None

@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from sightline.backends.base import Backend
 from sightline.config import ModelConfig, SearchConfig
 from sightline.engine.base import Encodings, Engine
 from sightline.engine.results import Alternative, Plan, Scored, Segment, Translation
@@ -20,7 +19,7 @@ from sightline.search.tree import Tree, grow_tree
 from sightline.search.types import NO_CONSTRAINTS, Constraints, Hypothesis, Limits, Request
 from sightline.special import END, START
 from sightline.text.split import Piece, is_one_sentence, join, split, starts
-from sightline.text.stream import IncrementalText, TextStream
+from sightline.text.stream import TextStream
 from sightline.text.tokenizer import Tokenizer, with_end
 from sightline.text.words import words_of
 from sightline.trace.trace import Trace
@@ -52,12 +51,11 @@ class Translator(Engine):
         *,
         trained_source_length: int | None = None,
         heads: Heads | None = None,
-        backends: Sequence[Backend] = (),
-        batch_tokens: int | None = None,
+        **options: Any,
     ) -> None:
         """`trained_source_length`: tokens of the sources in training; shorter sentences are translated together.
-        `heads`: those that align words; all by default."""
-        super().__init__(models, tokenizer, backends=backends, batch_tokens=batch_tokens)
+        `heads`: those that align words; all by default. Other options are those of `Engine`."""
+        super().__init__(models, tokenizer, **options)
         self.trained_source_length, self.heads = trained_source_length or TRAINED_SOURCE_LENGTH, heads
         self.longest_source = self.max_positions - 1
         """Tokens of a source, without its end."""
@@ -90,7 +88,7 @@ class Translator(Engine):
     def stream(self, text: str, *, prefix: str = "", forbid: Sequence[str] = (), **options: Any) -> Iterator[str]:
         """Yield the translation piece by piece, each as soon as it is certain: by greedy search or as a sample."""
         plan = self.plan([text], SearchConfig(**{"beams": 1, **options}), prefix=prefix, forbid=forbid)
-        yield from self._stream(plan, self.incremental_text(plan))
+        yield from self._stream(plan)
 
     def plan(
         self,
@@ -135,10 +133,6 @@ class Translator(Engine):
         """Return the encoders of sources and of targets for one call. `spans`: of sources."""
         source = Encodings(self.tokenizer.source, spans=spans)
         return source, source if self.tokenizer.source is self.tokenizer else Encodings(self.tokenizer)
-
-    def incremental_text(self, plan: Plan[Any]) -> IncrementalText:
-        """Return the text of a plan for one text, to be built token by token."""
-        return IncrementalText(self.tokenizer, plan.pieces)
 
     def tree(self, text: str | Plan[Any], *, beams: int = 4, prefix: str = "", **options: Any) -> Tree:
         """Return all hypotheses that a beam search for the translation of a text considers, with their fates. A plan

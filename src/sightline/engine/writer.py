@@ -10,7 +10,6 @@ from sightline.errors import InputError
 from sightline.search.types import Constraints, Hypothesis, Limits, Request
 from sightline.special import START
 from sightline.text.split import Piece
-from sightline.text.stream import IncrementalText
 from sightline.trace.trace import Trace
 
 
@@ -43,7 +42,7 @@ class Writer(Engine):
         """Yield a continuation piece by piece: a sample, or with `sample=False` greedy search."""
         search = writing_options(1, options.pop("beams", None), options.pop("sample", None), options)
         plan = self.plan([text], search, max_tokens=max_tokens, forbid=forbid)
-        yield from self._stream(plan, self.incremental_text(plan))
+        yield from self._stream(plan)
 
     def plan(
         self,
@@ -75,10 +74,6 @@ class Writer(Engine):
 
         one_piece = [Piece(" ", "")]  # also for an empty text
         return Plan(requests, options, assemble, one_piece, log_probs)
-
-    def incremental_text(self, plan: Plan[Any]) -> IncrementalText:
-        """Return the text of a plan for one text, to be built token by token."""
-        return IncrementalText(self.tokenizer, plan.pieces, before=plan.requests[0].given)
 
     def trace(self, text: str | list[int] | Completion, /) -> Trace:
         """Trace the model on a text, on ids (with the start) as they are, or on a continuation with its text."""

@@ -25,8 +25,7 @@ def rollout(trace: Trace, stack: str) -> dict[str, Traced]:
 
     For an encoder: {"source": ...}. For a decoder: its own tokens ("target") and, through encoder-decoder attention and
     the rollout of the encoder, the "source". The shares of one position sum to 1."""
-    traced = trace[f"{stack}.layers.0.self_attention.probabilities"]
-    first = traced.values
+    _, axes, first, labels = trace[f"{stack}.layers.0.self_attention.probabilities"]
     if first.shape[-1] != first.shape[-2]:
         raise TraceError("Rollout needs the trace of a full pass. This one has single steps through a cache.")
     own = torch.eye(first.shape[-1], device=first.device).expand(*first.shape[:-3], -1, -1)
@@ -47,10 +46,8 @@ def rollout(trace: Trace, stack: str) -> dict[str, Traced]:
         for name, share in shares.items():
             layers.setdefault(name, []).append(share)
         layer += 1
-    batch = ("batch",) if first.dim() == 4 else ()
-    axes = ("layer", *batch, "query", "key")
-    names = {name: f"{stack}.rollout.{name}" for name in layers}
-    return {name: Traced(names[name], axes, torch.stack(found), traced.labels) for name, found in layers.items()}
+    axes = ("layer", *(axis for axis in axes if axis != "head"))
+    return {side: Traced(f"{stack}.rollout.{side}", axes, torch.stack(some), labels) for side, some in layers.items()}
 
 
 def value_weighted(trace: Trace, model: Model, path: str) -> Traced:
