@@ -4,6 +4,7 @@ Attention weights alone do not explain an output: a head may attend to a token a
 stream carries information that no head attends to. Each of these methods takes more of the model into account.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sightline.errors import InputError, TraceError
-from sightline.model.hooks import After, hooks
+from sightline.model.hooks import hooks
 from sightline.model.protocol import Inputs
 from sightline.model.transformer import Embedding, Model, MultiHeadAttention, Stack
 from sightline.trace.trace import Trace, Traced
@@ -105,15 +106,12 @@ def gradient_x_input(model: Model, inputs: Inputs, position: int, token: int, se
         raise TraceError("The model is in training mode and drops random units. Call `model.eval()` first.")
     leaves: dict[str, Tensor] = {}
 
-    def leaf(path: str) -> After:
-        def replace(_: Any, output: Tensor) -> Tensor:
-            leaves[path] = output.detach().requires_grad_()
-            return leaves[path]
-
-        return replace
+    def leaf(path: str, _: Any, output: Tensor) -> Tensor:
+        leaves[path] = output.detach().requires_grad_()
+        return leaves[path]
 
     embeddings = [(path, module) for path, module in model.named_modules() if isinstance(module, Embedding)]
-    replaced = [(module, leaf(path.partition(".")[0])) for path, module in embeddings]
+    replaced = [(module, partial(leaf, path.partition(".")[0])) for path, module in embeddings]
     with hooks(after=replaced), torch.inference_mode(False), torch.enable_grad():
         inputs = Inputs._make(x.clone() if isinstance(x, Tensor) else x for x in inputs)
         logits = model.classifier(model.hidden(inputs))
