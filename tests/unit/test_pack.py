@@ -1,6 +1,5 @@
 """Packed traces are read as they were written."""
 
-import io
 import json
 
 import numpy as np
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline.errors import TraceError
-from sightline.trace.pack import PIECE, pack, read, write
+from sightline.trace.pack import pack, read
 from sightline.trace.trace import Trace
 from sightline.trace.watch import tracing
 from support import ids, pad, raises, translator
@@ -28,8 +27,7 @@ def trace() -> Trace:
 
 def test_float32_is_exact(trace, tmp_path):
     path = tmp_path / "a.trace"
-    with path.open("wb") as file:
-        write(trace, file, about={"model": {"d_model": 24}})
+    path.write_bytes(pack(trace, about={"model": {"d_model": 24}}))
     again = read(path)
     assert again.names() == trace.names()
     assert again.tokens == trace.tokens
@@ -78,19 +76,6 @@ def test_any_shape(shape, scale, seed):
     assert torch.equal(again.values, values)
 
 
-def test_pieces_are_at_most_a_million_bytes_and_complete():
-    trace = Trace()
-    trace.record("long", ("position", "d_model"), torch.randn(1300, 512))
-    trace.record("short", ("position",), torch.randn(3))
-    again = read(pack(trace))
-    pieces = [again.piece("long", i) for i in range(again.pieces("long"))]
-    assert [len(piece) for piece in pieces] == [PIECE, PIECE, 1300 * 512 * 4 - 2 * PIECE]
-    assert torch.equal(torch.from_numpy(np.frombuffer(b"".join(pieces), "<f4").copy()), trace["long"].values.flatten())
-    assert again.pieces("short") == 1
-    with raises(TraceError, option="index", value=3):
-        again.piece("long", 3)
-
-
 def test_files_are_read_lazily(trace, tmp_path):
     path = tmp_path / "a.trace"
     path.write_bytes(pack(trace))
@@ -114,7 +99,7 @@ def test_damaged_traces(trace, tmp_path):
     with raises(TraceError, match="nothing.trace", value=tmp_path / "nothing.trace"):
         read(tmp_path / "nothing.trace")
     with raises(TraceError, option="dtype", value="f64"):
-        write(trace, io.BytesIO(), dtype="f64")
+        pack(trace, dtype="f64")
     with raises(TraceError, value="x"):
         read(whole)["x"]
 

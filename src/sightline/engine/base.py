@@ -1,12 +1,10 @@
 """The engine: a model with its vocabulary. Raw text in, raw text out, and every number in between."""
 
 import contextlib
-import threading
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 import torch
-from torch import Tensor
 
 from sightline.backends.base import Backend
 from sightline.backends.torch import TorchBackend
@@ -21,16 +19,10 @@ from sightline.text.stream import IncrementalText
 from sightline.text.tokenizer import Span, Tokenizer
 from sightline.text.words import words_of
 from sightline.trace.trace import Trace
-from sightline.trace.watch import tracing
-from sightline.trace.what_if import what_if
+from sightline.trace.watch import trace_pass
+from sightline.trace.what_if import active_what_if, what_if
 
 R = TypeVar("R")
-
-
-class ThreadState(threading.local):
-    """Whether this thread is inside a what-if, which only the models in this process follow."""
-
-    changed = False
 
 
 class Engine:
@@ -51,7 +43,6 @@ class Engine:
         self.torch = TorchBackend(self.models, batch_tokens)
         self.backends: list[Backend] = [*backends, self.torch]
         self.max_positions = min(model.config.positions.max_length for model in self.models)
-        self._thread = ThreadState()
 
     @property
     def model(self) -> Any:
@@ -101,7 +92,7 @@ class Engine:
 
     def backend_for(self, requests: Sequence[Request], options: SearchConfig) -> Backend:
         """Return the backend that does a search."""
-        if self._thread.changed:
+        if any(active_what_if(model) for model in self.models):  # which only the models in this process follow
             return self.torch
         return next(backend for backend in self.backends if backend.reason_not(requests, options) is None)
 
@@ -115,8 +106,6 @@ class Engine:
         with contextlib.ExitStack() as stack:
             for model in self.models:
                 stack.enter_context(what_if(model, **changes))
-            stack.callback(setattr, self._thread, "changed", self._thread.changed)
-            self._thread.changed = True
             yield
 
     def close(self) -> None:
@@ -131,8 +120,14 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _stream(self, plan: Plan[Any], text: IncrementalText) -> Iterator[str]:
+    def incremental_text(self, plan: Plan[Any]) -> IncrementalText:
+        """Return the text of a plan for one text, to be built token by token."""
+        before = plan.requests[0].given if plan.requests else []
+        return IncrementalText(self.tokenizer, plan.pieces, before)
+
+    def _stream(self, plan: Plan[Any]) -> Iterator[str]:
         """Yield the text of a plan piece by piece, as soon as it is certain."""
+        text = self.incremental_text(plan)
         yield from filter(None, [text.flush()])
         for tokens, answers in self.steps(plan.requests, plan.options, streamed=range(len(plan.requests))):
             for i, token in tokens.items():
@@ -140,22 +135,17 @@ class Engine:
             for i in answers:
                 yield from filter(None, [text.finish(i)])
 
-    def _trace(self, **ids: list[int] | None) -> Trace:
+    def _trace(self, **ids: list[int]) -> Trace:
         """Trace one pass over these ids: those of the source and of the target."""
-        sides = {side: own for side, own in ids.items() if own is not None}
-        if max(map(len, sides.values())) > self.max_positions:
+        longest = max(map(len, ids.values()))
+        if longest > self.max_positions:
             raise InputError.of(
-                "text",
-                None,
-                f"has {max(map(len, sides.values()))} tokens, and the model has {self.max_positions} positions.",
+                "text", None, f"has {longest} tokens, and the model has {self.max_positions} positions."
             )
-        tensors: dict[str, Tensor] = {
-            side: torch.tensor([own], device=self.model.device) for side, own in sides.items()
-        }
-        with torch.no_grad(), tracing(self.model) as trace:
-            self.model.classifier(self.model.hidden(Inputs(**tensors)))
+        tensors = {side: torch.tensor([own], device=self.model.device) for side, own in ids.items()}
+        trace = trace_pass(self.model, Inputs(**tensors))
         tokenizers = {"source": self.tokenizer.source, "target": self.tokenizer}
-        trace.ids, trace.tokens = sides, {side: tokenizers[side].pieces(own) for side, own in sides.items()}
+        trace.ids, trace.tokens = ids, {side: tokenizers[side].pieces(own) for side, own in ids.items()}
         return trace.sentence(0)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import torch
 from torch import nn
@@ -43,10 +43,7 @@ class LoadOptions:
     """Positions of a batch, those of a source counted once for each beam; by default by the free memory of a GPU."""
 
 
-CHOICES = {
-    "backend": ("auto", "torch", "ctranslate2"),
-    "precision": ("auto", "float32", "bfloat16", "int8"),
-}
+CHOICES = {name: get_args(kind) for name, kind in get_type_hints(LoadOptions).items() if get_origin(kind) is Literal}
 
 
 def load(path: str | Path | Sequence[str | Path], options: LoadOptions | None = None, **more: Any) -> Engine:
@@ -54,8 +51,7 @@ def load(path: str | Path | Sequence[str | Path], options: LoadOptions | None = 
     translators of one vocabulary vote. `more`: the options of `LoadOptions` one by one."""
     options = replace(options or LoadOptions(), **more)
     for name, known in CHOICES.items():
-        if getattr(options, name) not in known:
-            value = getattr(options, name)
+        if (value := getattr(options, name)) not in known:
             raise InputError.of(name, value, f"must be one of {', '.join(known)}, got {value!r}.")
     folders = [ModelFolder(each) for each in ([path] if isinstance(path, str | Path) else path)]
     if not folders:
@@ -73,12 +69,12 @@ def load(path: str | Path | Sequence[str | Path], options: LoadOptions | None = 
             column_major_weights(model)
     task, tokenizer = folders[0].task, tokenizers[0]
     if task == "translate":
-        lengths = [folder.trained_source_length for folder in folders]
+        lengths, heads = [folder.trained_source_length for folder in folders], folders[0].alignment_heads()
         return Translator(
             models,
             tokenizer,
             trained_source_length=min((length for length in lengths if length), default=None),
-            heads=_heads(folders[0]),
+            heads=None if heads is None else Heads(*heads),
             backends=_backends(folders, models, tokenizer, device, options),
             batch_tokens=options.batch_tokens,
         )
@@ -121,11 +117,7 @@ def _check_ensemble(folders: Sequence[ModelFolder], tokenizers: Sequence[Tokeniz
 
 
 def _backends(
-    folders: Sequence[ModelFolder],
-    models: Sequence[Any],
-    tokenizer: Tokenizer,
-    device: str,
-    options: LoadOptions,
+    folders: Sequence[ModelFolder], models: Sequence[Any], tokenizer: Tokenizer, device: str, options: LoadOptions
 ) -> list[Backend]:
     """Return the backends to prefer to torch."""
     only_there = "precision" if options.precision == "int8" else "shortlist" if options.shortlist else None
@@ -158,9 +150,3 @@ def _backends(
 def _refuse(options: LoadOptions, option: str, needed: str) -> NoReturn:
     value = getattr(options, option)
     raise InputError.of(option, value, f"= {value!r} needs {needed}.")
-
-
-def _heads(folder: ModelFolder) -> Heads | None:
-    """Return the heads that were chosen for alignments, if any."""
-    chosen = folder.alignment_heads()
-    return None if chosen is None else Heads(*chosen)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from sightline.backends.base import Backend
 from sightline.config import ModelConfig, SearchConfig
 from sightline.engine.base import Encodings, Engine
 from sightline.engine.results import Alternative, Plan, Scored, Segment, Translation
@@ -20,7 +19,7 @@ from sightline.search.tree import Tree, grow_tree
 from sightline.search.types import NO_CONSTRAINTS, Constraints, Hypothesis, Limits, Request
 from sightline.special import END, START
 from sightline.text.split import Piece, is_one_sentence, join, split, starts
-from sightline.text.stream import IncrementalText, TextStream
+from sightline.text.stream import TextStream
 from sightline.text.tokenizer import Tokenizer, with_end
 from sightline.text.words import words_of
 from sightline.trace.trace import Trace
@@ -52,12 +51,11 @@ class Translator(Engine):
         *,
         trained_source_length: int | None = None,
         heads: Heads | None = None,
-        backends: Sequence[Backend] = (),
-        batch_tokens: int | None = None,
+        **options: Any,
     ) -> None:
         """`trained_source_length`: tokens of the sources in training; shorter sentences are translated together.
-        `heads`: those that align words; all by default."""
-        super().__init__(models, tokenizer, backends=backends, batch_tokens=batch_tokens)
+        `heads`: those that align words; all by default. Other options are those of `Engine`."""
+        super().__init__(models, tokenizer, **options)
         self.trained_source_length, self.heads = trained_source_length or TRAINED_SOURCE_LENGTH, heads
         self.longest_source = self.max_positions - 1
         """Tokens of a source, without its end."""
@@ -90,7 +88,7 @@ class Translator(Engine):
     def stream(self, text: str, *, prefix: str = "", forbid: Sequence[str] = (), **options: Any) -> Iterator[str]:
         """Yield the translation piece by piece, each as soon as it is certain: by greedy search or as a sample."""
         plan = self.plan([text], SearchConfig(**{"beams": 1, **options}), prefix=prefix, forbid=forbid)
-        yield from self._stream(plan, self.incremental_text(plan))
+        yield from self._stream(plan)
 
     def plan(
         self,
@@ -106,19 +104,15 @@ class Translator(Engine):
         """Make the translation of texts ready: segments, requests and the way back to translations."""
         encode_source, encode = self.encodings(spans=align)
         prefixes = [prefix or ""] * len(texts) if prefix is None or isinstance(prefix, str) else list(prefix)
-        if len(prefixes) != len(texts):
-            raise InputError.of(
-                "prefix", len(prefixes), f"needs one text for each of the {len(texts)} texts, got {len(prefixes)}."
-            )
+        if (count := len(prefixes)) != len(texts):
+            raise InputError.of("prefix", count, f"needs one text for each of the {len(texts)} texts, got {count}.")
         required, forbidden = ([ids for ids in encode(words) if ids] for words in (require, forbid))
         pieces, requests = self._split(texts, encode_source), []
         for parts, begun in zip(pieces, encode(prefixes) if any(prefixes) else [[] for _ in prefixes], strict=True):
             with_text = [part.text for part in parts if part.text]
-            if (begun or required) and len(with_text) > 1:
+            if (begun or required) and (count := len(with_text)) > 1:
                 option = "prefix" if begun else "require"
-                raise InputError.of(
-                    option, len(with_text), f"is for a text of one segment, and this one has {len(with_text)}."
-                )
+                raise InputError.of(option, count, f"is for a text of one segment, and this one has {count}.")
             constraints = Constraints(begun, required, forbidden)
             config = self.model.config
             requests += [translation_request(ids, options, config, constraints) for ids in encode_source(with_text)]
@@ -139,10 +133,6 @@ class Translator(Engine):
         """Return the encoders of sources and of targets for one call. `spans`: of sources."""
         source = Encodings(self.tokenizer.source, spans=spans)
         return source, source if self.tokenizer.source is self.tokenizer else Encodings(self.tokenizer)
-
-    def incremental_text(self, plan: Plan[Any]) -> IncrementalText:
-        """Return the text of a plan for one text, to be built token by token."""
-        return IncrementalText(self.tokenizer, plan.pieces)
 
     def tree(self, text: str | Plan[Any], *, beams: int = 4, prefix: str = "", **options: Any) -> Tree:
         """Return all hypotheses that a beam search for the translation of a text considers, with their fates. A plan
@@ -264,16 +254,12 @@ class Translator(Engine):
         ]
 
     def _one_segment(self, plan: Plan[Any]) -> None:
-        if len(plan.requests) != 1:
-            raise InputError.of(
-                "text", len(plan.requests), f"must be one segment, and this one has {len(plan.requests)}."
-            )
+        if (count := len(plan.requests)) != 1:
+            raise InputError.of("text", count, f"must be one segment, and this one has {count}.")
 
     def _check_pairs(self, sources: Sequence[list[int]], targets: Sequence[list[int]], first: int) -> None:
-        if len(sources) != len(targets):
-            raise InputError.of(
-                "targets", len(targets), f"must be as many as the {len(sources)} sources, got {len(targets)}."
-            )
+        if (count := len(targets)) != len(sources):
+            raise InputError.of("targets", count, f"must be as many as the {len(sources)} sources, got {count}.")
         for number, pair in enumerate(zip(sources, targets, strict=True), first):
             if max(map(len, pair)) > self.longest_source:
                 raise InputError(
@@ -284,18 +270,15 @@ class Translator(Engine):
         self, parts: Sequence[Piece], found: Sequence[tuple[Request, list[Hypothesis]]]
     ) -> list[Translation]:
         """Return the translations of a text: the best answers to its segments, then the second best, and so on."""
-        ranks = max((len(answers) for _, answers in found), default=1)
-        return [
-            self._translation(parts, [(request, answers[min(rank, len(answers) - 1)]) for request, answers in found])
-            for rank in range(ranks)
-        ]
-
-    def _translation(self, parts: Sequence[Piece], found: Sequence[tuple[Request, Hypothesis]]) -> Translation:
-        segments = [
-            Segment(request.source, one.ids, one.log_probs, one.score, self.tokenizer) for request, one in found
-        ]
-        score = sum(segment.score for segment in segments) / len(segments) if segments else 0.0
-        return Translation(join(parts, self._texts(parts, segments)), score, segments)
+        translations = []
+        for rank in range(max((len(answers) for _, answers in found), default=1)):
+            segments = []
+            for request, answers in found:
+                one = answers[min(rank, len(answers) - 1)]
+                segments.append(Segment(request.source, one.ids, one.log_probs, one.score, self.tokenizer))
+            score = sum(segment.score for segment in segments) / len(segments) if segments else 0.0
+            translations.append(Translation(join(parts, self._texts(parts, segments)), score, segments))
+        return translations
 
     def _texts(self, parts: Sequence[Piece], segments: Sequence[Segment]) -> list[str]:
         """Return the translated text of each part, "" for those without text."""
@@ -318,13 +301,13 @@ class Translator(Engine):
         encode: Encodings,
     ) -> list[list[Translation]]:
         """Add alignments to translations. Segments are aligned one by one; words are numbered in the whole text."""
-        sources, targets, owners = [], [], []
-        for i, (text, parts) in enumerate(zip(texts, pieces, strict=True)):
-            begins = accumulate((len(part.text + part.gap) for part in parts[:-1]), initial=0)
+        sources, targets = [], []
+        for text, parts, ranks in zip(texts, pieces, ranked, strict=True):
+            begins = accumulate((len(part.text + part.gap) for part in parts), initial=0)
             own = [
                 encode.words(text, part.text, begin) for part, begin in zip(parts, begins, strict=False) if part.text
             ]
-            for rank, one in enumerate(ranked[i]):
+            for one in ranks:
                 begun = starts(parts, self._texts(parts, one.segments))
                 places = [start for part, start in zip(parts, begun, strict=True) if part.text]
                 sources += own
@@ -332,13 +315,10 @@ class Translator(Engine):
                     Words(segment.ids, words_of(one.text, id_spans(self.tokenizer, segment.ids), start))
                     for segment, start in zip(one.segments, places, strict=True)
                 ]
-                owners += [(i, rank)] * len(own)
-        links: dict[tuple[int, int], set[tuple[int, int]]] = {}
-        for owner, some in zip(owners, align(self.model, sources, targets, self.heads), strict=True):
-            links.setdefault(owner, set()).update(some)
+        found = iter(align(self.model, sources, targets, self.heads))
         return [
-            [replace(one, alignment=sorted(links.get((i, rank), ()))) for rank, one in enumerate(ranks)]
-            for i, ranks in enumerate(ranked)
+            [replace(one, alignment=sorted({pair for _ in one.segments for pair in next(found)})) for one in ranks]
+            for ranks in ranked
         ]
 
 

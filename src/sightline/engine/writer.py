@@ -10,7 +10,6 @@ from sightline.errors import InputError
 from sightline.search.types import Constraints, Hypothesis, Limits, Request
 from sightline.special import START
 from sightline.text.split import Piece
-from sightline.text.stream import IncrementalText
 from sightline.trace.trace import Trace
 
 
@@ -43,7 +42,7 @@ class Writer(Engine):
         """Yield a continuation piece by piece: a sample, or with `sample=False` greedy search."""
         search = writing_options(1, options.pop("beams", None), options.pop("sample", None), options)
         plan = self.plan([text], search, max_tokens=max_tokens, forbid=forbid)
-        yield from self._stream(plan, self.incremental_text(plan))
+        yield from self._stream(plan)
 
     def plan(
         self,
@@ -65,11 +64,8 @@ class Writer(Engine):
             given = [START, *ids]
             room = self.max_positions - len(given) + 1
             if room < 1:
-                raise InputError.of(
-                    "text",
-                    len(ids),
-                    f"has {len(ids)} tokens, and the model has {self.max_positions} positions. Shorten it.",
-                )
+                problem = f"has {len(ids)} tokens, and the model has {self.max_positions} positions. Shorten it."
+                raise InputError.of("text", len(ids), problem)
             requests.append(Request([], Limits(min(max_tokens, room), cut=True), given, constraints))
 
         def assemble(answers: Sequence[list[Hypothesis]]) -> list[list[Completion]]:
@@ -78,10 +74,6 @@ class Writer(Engine):
 
         one_piece = [Piece(" ", "")]  # also for an empty text
         return Plan(requests, options, assemble, one_piece, log_probs)
-
-    def incremental_text(self, plan: Plan[Any]) -> IncrementalText:
-        """Return the text of a plan for one text, to be built token by token."""
-        return IncrementalText(self.tokenizer, plan.pieces, before=plan.requests[0].given)
 
     def trace(self, text: str | list[int] | Completion, /) -> Trace:
         """Trace the model on a text, on ids (with the start) as they are, or on a continuation with its text."""

@@ -4,6 +4,7 @@ Attention weights alone do not explain an output: a head may attend to a token a
 stream carries information that no head attends to. Each of these methods takes more of the model into account.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sightline.errors import InputError, TraceError
-from sightline.model.hooks import After, hooks
+from sightline.model.hooks import hooks
 from sightline.model.protocol import Inputs
 from sightline.model.transformer import Embedding, Model, MultiHeadAttention, Stack
 from sightline.trace.trace import Trace, Traced
@@ -25,8 +26,7 @@ def rollout(trace: Trace, stack: str) -> dict[str, Traced]:
 
     For an encoder: {"source": ...}. For a decoder: its own tokens ("target") and, through encoder-decoder attention and
     the rollout of the encoder, the "source". The shares of one position sum to 1."""
-    traced = trace[f"{stack}.layers.0.self_attention.probabilities"]
-    first = traced.values
+    _, axes, first, labels = trace[f"{stack}.layers.0.self_attention.probabilities"]
     if first.shape[-1] != first.shape[-2]:
         raise TraceError("Rollout needs the trace of a full pass. This one has single steps through a cache.")
     own = torch.eye(first.shape[-1], device=first.device).expand(*first.shape[:-3], -1, -1)
@@ -47,10 +47,8 @@ def rollout(trace: Trace, stack: str) -> dict[str, Traced]:
         for name, share in shares.items():
             layers.setdefault(name, []).append(share)
         layer += 1
-    batch = ("batch",) if first.dim() == 4 else ()
-    axes = ("layer", *batch, "query", "key")
-    names = {name: f"{stack}.rollout.{name}" for name in layers}
-    return {name: Traced(names[name], axes, torch.stack(found), traced.labels) for name, found in layers.items()}
+    axes = ("layer", *(axis for axis in axes if axis != "head"))
+    return {side: Traced(f"{stack}.rollout.{side}", axes, torch.stack(some), labels) for side, some in layers.items()}
 
 
 def value_weighted(trace: Trace, model: Model, path: str) -> Traced:
@@ -108,15 +106,12 @@ def gradient_x_input(model: Model, inputs: Inputs, position: int, token: int, se
         raise TraceError("The model is in training mode and drops random units. Call `model.eval()` first.")
     leaves: dict[str, Tensor] = {}
 
-    def leaf(path: str) -> After:
-        def replace(_: Any, output: Tensor) -> Tensor:
-            leaves[path] = output.detach().requires_grad_()
-            return leaves[path]
-
-        return replace
+    def leaf(path: str, _: Any, output: Tensor) -> Tensor:
+        leaves[path] = output.detach().requires_grad_()
+        return leaves[path]
 
     embeddings = [(path, module) for path, module in model.named_modules() if isinstance(module, Embedding)]
-    replaced = [(module, leaf(path.partition(".")[0])) for path, module in embeddings]
+    replaced = [(module, partial(leaf, path.partition(".")[0])) for path, module in embeddings]
     with hooks(after=replaced), torch.inference_mode(False), torch.enable_grad():
         inputs = Inputs._make(x.clone() if isinstance(x, Tensor) else x for x in inputs)
         logits = model.classifier(model.hidden(inputs))

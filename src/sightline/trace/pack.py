@@ -4,25 +4,27 @@ docs/reference/trace.md specifies it. A manifest in JSON lists the tensors; thei
 buffers, so that a reader loads only the tensors it needs, in pieces of at most a million bytes.
 """
 
-import io
 import json
 import math
 import struct
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sightline.errors import TraceError
-from sightline.trace.trace import Trace, Traced, labels
+from sightline.trace.trace import Trace
 
 MAGIC = b"SIGHTLN\x01"
 HEADER = struct.Struct("<8sQ")  # magic, bytes of manifest
 ALIGNMENT = 8
 PIECE = 1_000_000
+"""Bytes of a piece of a tensor that is sent in messages."""
 DTYPES: dict[str, np.dtype[Any]] = {"f16": np.dtype("<f2"), "f32": np.dtype("<f4")}
 
 
@@ -33,23 +35,8 @@ def pack(
 
     `dtype` is "f32" or "f16"; a tensor whose values exceed half precision stays "f32". `about` is JSON for the
     manifest, for example the model's configuration or the steps of a search."""
-    buffer = io.BytesIO()
-    write(trace, buffer, names, dtype=dtype, about=about)
-    return buffer.getvalue()
-
-
-def write(
-    trace: Trace,
-    to: io.BufferedIOBase,
-    names: Iterable[str] | None = None,
-    *,
-    dtype: str = "f32",
-    about: Mapping[str, Any] | None = None,
-) -> None:
-    """Write the bytes of `pack` to an open binary file."""
     if dtype not in DTYPES:
-        message = f"`dtype` must be {' or '.join(DTYPES)}, got {dtype!r}."
-        raise TraceError(message, option="dtype", value=dtype)
+        raise TraceError.of("dtype", dtype, f"must be {' or '.join(DTYPES)}, got {dtype!r}.")
     if isinstance(names, str):
         raise TraceError.of("names", names, f"must be a list, [{names!r}], got a string.")
     tensors: list[dict[str, Any]] = []
@@ -68,9 +55,7 @@ def write(
     except (TypeError, ValueError) as error:
         raise TraceError.of("about", None, f"must be JSON: {error}.") from None
     text += b" " * (-(HEADER.size + len(text)) % ALIGNMENT)
-    to.write(HEADER.pack(MAGIC, len(text)))
-    to.write(text)
-    to.writelines(buffers)
+    return b"".join([HEADER.pack(MAGIC, len(text)), text, *buffers])
 
 
 def numbers(values: NDArray[np.float32], dtype: str) -> tuple[str, bytes]:
@@ -92,8 +77,8 @@ def read(source: Path | str | bytes | bytearray) -> "PackedTrace":
     return PackedTrace(data, str(source))
 
 
-class PackedTrace:
-    """A packed trace, read lazily: names, tensors by name, tokens, and `about` as written."""
+class PackedTrace(Trace):
+    """A packed trace. Each tensor is read when it is used."""
 
     def __init__(self, data: NDArray[np.uint8], where: str) -> None:
         head = data[: HEADER.size].tobytes()
@@ -104,12 +89,12 @@ class PackedTrace:
             raise TraceError(f"{where} has trace version {magic[-1]}. Only version 1 is supported.", value=where)
         start = HEADER.size + length
         try:
-            self.manifest: dict[str, Any] = json.loads(data[HEADER.size : start].tobytes())
-            self._tensors = {entry["name"]: entry for entry in self.manifest["tensors"]}
-            self.tokens: dict[str, list[str]] = dict(self.manifest["tokens"])
-            self.about: dict[str, Any] = dict(self.manifest["about"])
-            sound = self.manifest["version"] == 1 and all(_is_sound(entry) for entry in self._tensors.values())
-            whole = all(entry["offset"] + entry["bytes"] <= len(data) - start for entry in self._tensors.values())
+            manifest = json.loads(data[HEADER.size : start].tobytes())
+            entries = list(manifest["tensors"])
+            super().__init__(dict(manifest["tokens"]))
+            self.about: dict[str, Any] = dict(manifest["about"])
+            sound = manifest["version"] == 1 and all(map(_is_sound, entries))
+            whole = all(entry["offset"] + entry["bytes"] <= len(data) - start for entry in entries)
         except (ValueError, KeyError, TypeError, RecursionError):
             sound = whole = False
         if not sound:
@@ -117,38 +102,13 @@ class PackedTrace:
         if not whole:
             raise TraceError(f"{where}: the file is truncated.", value=where)
         self._data = data[start:]
+        for entry in entries:
+            self.defer(entry["name"], tuple(entry["axes"]), entry["shape"], partial(self._values, entry))
 
-    def names(self) -> list[str]:
-        return list(self._tensors)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    def __getitem__(self, name: str) -> Traced:
-        entry = self._entry(name)
+    def _values(self, entry: Mapping[str, Any]) -> Tensor:
         data = self._data[entry["offset"] : entry["offset"] + entry["bytes"]].tobytes()
-        values = np.frombuffer(data, DTYPES[entry["dtype"]]).astype(np.float32).reshape(entry["shape"])
-        axes = tuple(entry["axes"])
-        return Traced(name, axes, torch.from_numpy(values), labels(name, axes, values.shape, self.tokens))
-
-    def pieces(self, name: str) -> int:
-        """Return the number of pieces of a tensor."""
-        return math.ceil(self._entry(name)["bytes"] / PIECE)
-
-    def piece(self, name: str, index: int) -> bytes:
-        """Return the bytes of one piece of a tensor. All pieces but the last have the same size."""
-        entry = self._entry(name)
-        if not 0 <= index < self.pieces(name):
-            message = f"`index` must be less than {self.pieces(name)}, the pieces of {name}, got {index}."
-            raise TraceError(message, option="index", value=index)
-        first = entry["offset"] + index * PIECE
-        return self._data[first : min(first + PIECE, entry["offset"] + entry["bytes"])].tobytes()
-
-    def _entry(self, name: str) -> dict[str, Any]:
-        if name not in self._tensors:
-            raise TraceError(f"The trace has no tensor {name!r}. See `trace.names()`.", value=name)
-        entry: dict[str, Any] = self._tensors[name]
-        return entry
+        values = np.frombuffer(data, DTYPES[entry["dtype"]]).astype(np.float32)
+        return torch.from_numpy(values.reshape(entry["shape"]))
 
 
 def _is_sound(entry: Mapping[str, Any]) -> bool:

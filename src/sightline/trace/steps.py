@@ -28,8 +28,8 @@ class AttentionEdit:
     """Let positions attend to later ones."""
     average: frozenset[int] = frozenset()
     """Heads that attend equally to all allowed keys."""
-    cells: dict[tuple[int, int, int], float] = field(default_factory=dict)
-    """Probabilities by (head, query position, key position). The other cells of the row are rescaled to sum to 1."""
+    cells: dict[tuple[int, int], dict[int, float]] = field(default_factory=dict)
+    """Probabilities by (head, query position) and key position. The other cells of the row are rescaled to sum to 1."""
     factors: dict[int, float] = field(default_factory=dict)
     """Factors of heads, before W^O; 0 removes a head."""
 
@@ -66,35 +66,21 @@ def spell_out(
 ) -> AttentionSteps:
     """Compute every step in float32. `positions`: of the queries in their sentences, for the cells of an edit."""
     edit = edit or AttentionEdit()
-    with torch.autocast(q.device.type, enabled=False):
-        return _spell_out(q.float(), k.float(), v.float(), mask, edit, positions)
-
-
-def _spell_out(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, edit: AttentionEdit, positions: Tensor | None
-) -> AttentionSteps:
     if edit.look_ahead:
         mask = mask._replace(causal=False)
-    seen = mask.dense(q.shape[2], k.shape[2], q.device)
-    scores = q @ k.mT
-    scaled = scores if edit.unscaled else scores / math.sqrt(q.shape[3])
-    masked = scaled.masked_fill(~seen, -torch.inf)
-    probabilities = attention_weights(q * math.sqrt(q.shape[3]) if edit.unscaled else q, k, mask)
-    for head in edit.average:
-        equal = (seen / seen.sum(-1, keepdim=True).clamp(min=1)).expand_as(probabilities)
-        probabilities = probabilities.index_copy(1, torch.tensor([head], device=q.device), equal[:, head : head + 1])
-    for (head, query), cells in _rows(edit.cells).items():
-        row = _set_cells(probabilities[:, head], seen[:, 0], query, cells, positions)
-        probabilities = probabilities.index_copy(1, torch.tensor([head], device=q.device), row[:, None])
-    return AttentionSteps(scores, scaled, masked, probabilities, edit.apply_factors(probabilities @ v))
-
-
-def _rows(cells: dict[tuple[int, int, int], float]) -> dict[tuple[int, int], dict[int, float]]:
-    """Group cells by head and query."""
-    rows: dict[tuple[int, int], dict[int, float]] = {}
-    for (head, query, key), value in cells.items():
-        rows.setdefault((head, query), {})[key] = value
-    return rows
+    with torch.autocast(q.device.type, enabled=False):
+        q, k, v, root = q.float(), k.float(), v.float(), math.sqrt(q.shape[3])
+        seen = mask.dense(q.shape[2], k.shape[2], q.device)
+        scores = q @ k.mT
+        scaled = scores if edit.unscaled else scores / root
+        masked = scaled.masked_fill(~seen, -torch.inf)
+        probabilities = attention_weights(q * root if edit.unscaled else q, k, mask)
+        for head in edit.average:
+            probabilities[:, head] = (seen / seen.sum(-1, keepdim=True).clamp(min=1))[:, 0]
+        for (head, query), cells in edit.cells.items():
+            row = _set_cells(probabilities[:, head].clone(), seen[:, 0], query, cells, positions)
+            probabilities[:, head] = row
+        return AttentionSteps(scores, scaled, masked, probabilities, edit.apply_factors(probabilities @ v))
 
 
 def _set_cells(

@@ -66,7 +66,7 @@ class Trace:
     ids: dict[str, list[int]] = field(default_factory=dict)
     """Their ids, as the model read them."""
     _entries: dict[str, list[_Entry]] = field(default_factory=dict)
-    _checks: list[tuple[str, Callable[[], tuple[Tensor, Tensor]]]] = field(default_factory=list)
+    _checks: list[tuple[str, Tensor, Callable[[], Tensor]]] = field(default_factory=list)
     _sentence: int | None = None
 
     def __repr__(self) -> str:
@@ -106,8 +106,8 @@ class Trace:
         """Return, for every step, the largest difference between the traced output and the same step computed from the
         traced input with the current weights. A value that is NaN or infinite on one side only counts as infinite."""
         differences: dict[str, float] = {}
-        for name, both in self._checks:
-            differences[name] = max(difference(*both()), differences.get(name, 0.0))
+        for name, output, compute in self._checks:
+            differences[name] = max(difference(output, compute()), differences.get(name, 0.0))
         return differences
 
     def record(
@@ -128,10 +128,9 @@ class Trace:
         """Add a tensor that is computed when it is read."""
         self._entries.setdefault(name, []).append(_Entry(axes, tuple(shape), compute, dict(layouts or {})))
 
-    def add_check(self, name: str, output: Tensor, compute: Callable[[], Tensor]) -> None:
-        """Let `check` compare the output of a step with the same step computed again."""
-        output = output.detach()
-        self._checks.append((name, lambda: (output, compute())))
+    def add_check(self, name: str, compute: Callable[[], Tensor]) -> None:
+        """Let `check` compare the last tensor of this name with the same step computed again."""
+        self._checks.append((name, self.last(name), compute))
 
     def last(self, name: str) -> Tensor:
         """Return the tensor of the last run, of the whole batch."""
@@ -143,14 +142,14 @@ class Trace:
         return self._entries[name]
 
     def _select(self, name: str, entry: _Entry) -> Traced:
-        values = entry.compute()
-        if self._sentence is None:
-            return Traced(name, entry.axes, values, {})
-        cells = self._cells(name, entry, self._sentence)
-        values, axes = values[self._sentence], entry.axes[1:]
-        for i, some in enumerate(cells):
-            values = values if some is None else values.index_select(i, some)
-        return Traced(name, axes, values, labels(name, axes, values.shape, self.tokens))
+        values, axes = entry.compute(), entry.axes
+        if self._sentence is not None:
+            cells = self._cells(name, entry, self._sentence)
+            values, axes = values[self._sentence], axes[1:]
+            for i, some in enumerate(cells):
+                values = values if some is None else values.index_select(i, some)
+        labels = {} if "batch" in axes else _labels(name, axes, values.shape, self.tokens)
+        return Traced(name, axes, values, labels)
 
     def _cells(self, name: str, entry: _Entry, sentence: int) -> list[Tensor | None]:
         """Return the cells of a sentence along each axis but the first, or None for all cells."""
@@ -173,7 +172,7 @@ def difference(one: Tensor, other: Tensor) -> float:
     return math.inf if math.isnan(worst) else worst
 
 
-def labels(
+def _labels(
     name: str, axes: Sequence[str], shape: Sequence[int], tokens: Mapping[str, list[str]]
 ) -> dict[str, list[str]]:
     """Return the tokens along the axes of a tensor, if they are known and have the length of the axis."""

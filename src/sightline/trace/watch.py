@@ -5,7 +5,7 @@ mask that entered it, and compared with the model's output before they are shown
 output is bit for bit the same.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -82,8 +82,13 @@ class _Watch:
         after = [pair for path, module in modules.items() for pair in self._watched(path, module)]
         return before, [(module, _without_result(call)) for module, call in after]
 
-    def record(self, name: str, axes: tuple[str, ...], value: Tensor) -> None:
+    def record(
+        self, name: str, axes: tuple[str, ...], value: Tensor, again: Callable[[], Tensor] | None = None
+    ) -> None:
+        """Add a tensor, and how the same step is computed again for `Trace.check`."""
         self.trace.record(name, axes, value, self.layouts)
+        if again is not None:
+            self.trace.add_check(name, again)
 
     def defer(self, name: str, axes: tuple[str, ...], shape: Sequence[int], compute: Callable[[], Tensor]) -> None:
         self.trace.defer(name, axes, shape, compute, self.layouts)
@@ -109,16 +114,20 @@ class _Watch:
             yield module.attend, lambda args, z: self._attend(path, args, z)
             yield module, lambda args, x: self._attention(path, module, args, x)
         elif isinstance(module, FeedForward):
-            yield module.inner, self._recorder(f"{path}.inner", ("batch", "position", "inner"))
-            yield module.outer, lambda args, _: self.record(f"{path}.units", ("batch", "position", "d_ff"), args[0])
-            yield module, lambda args, x: self._feed_forward(path, module, args[0].detach(), x)
+            inner = ("batch", "position", "inner")
+            yield (
+                module.inner,
+                lambda args, x: self.record(f"{path}.inner", inner, x, partial(_linear, module.inner, *args)),
+            )
+            yield module.outer, lambda args, _: self._units(path, module, args[0])
+            yield module, lambda args, x: self._feed_forward(path, module, args[0], x)
         elif isinstance(module, Residual):
             yield module.dropout, self._recorder(f"{path}.sublayer", VECTORS)
             yield module, lambda args, x: self._residual(path, module, args[0].detach(), x)
         elif isinstance(module, nn.LayerNorm):
             yield module, lambda args, x: self._norm(path, module, args[0].detach(), x)
         elif isinstance(module, nn.Linear) and path == "head":
-            yield module, lambda args, x: self._head(module, args[0].detach(), x)
+            yield module, lambda args, x: self.record("head.output", VECTORS, x, partial(_linear, module, args[0]))
         elif isinstance(module, nn.Linear) and path == "classifier":
             yield module, lambda args, x: self._logits(module, args[0].detach(), x)
 
@@ -140,7 +149,7 @@ class _Watch:
         return keep
 
     def _embedding(self, path: str, module: Embedding, x: Tensor) -> None:
-        parts, trace = dict(self.parts[path]), self.trace
+        parts = dict(self.parts[path])
         tokens = parts.pop("tokens")
         added = {name: rows.expand(tokens.shape) for name, rows in parts.items()}
 
@@ -151,10 +160,9 @@ class _Watch:
         self.defer(f"{path}.scaled", VECTORS, tokens.shape, lambda: tokens * module.scale)
         for name, rows in added.items():
             self.record(f"{path}.{name}", VECTORS, rows)
-        self.defer(f"{path}.sum", VECTORS, tokens.shape, total)
+        ran = self.trace.last(f"{path}.norm.input") if f"{path}.norm.input" in self.trace else x
+        self.record(f"{path}.sum", VECTORS, ran, total)
         self.record(f"{path}.output", VECTORS, x)
-        ran = trace.last(f"{path}.norm.input") if f"{path}.norm.input" in trace else x
-        trace.add_check(f"{path}.sum", ran, total)
 
     def _attend(self, path: str, args: Sequence[Any], z: Tensor) -> None:
         # Later steps write to the keys and values of a cache, and the caller may change the layout: copy both.
@@ -162,15 +170,15 @@ class _Watch:
         mask: Mask = args[3]
         mask = mask._replace(allowed=None if mask.allowed is None else mask.allowed.clone())
         now = active_what_if(self.model)
-        edit = None if now is None else now.edit(path)
+        edit = None if now is None else now.attention.get(path)
         positions = None if now is None else now.query_positions(path, q)
         z = z.detach()
         beams = max(self.rows // max(len(q), 1), 1) if ".cross_attention" in path else 1
 
-        def steps() -> AttentionSteps:
+        def step(name: str) -> Tensor:
             found = spell_out(q, k, v, mask, edit, positions)
             _require_equal(f"{path}.z", z, found.z)
-            return found
+            return rows(getattr(found, name))
 
         def rows(x: Tensor) -> Tensor:
             """Split the queries of a sentence's beams, which are positions of one row, into rows."""
@@ -180,98 +188,78 @@ class _Watch:
         self.record(f"{path}.k", ("batch", "head", "key", "d_k"), k.repeat_interleave(beams, 0))
         self.record(f"{path}.v", ("batch", "head", "key", "d_k"), v.repeat_interleave(beams, 0))
         shape = len(q) * beams, q.shape[1], q.shape[2] // beams, k.shape[2]
-        self.defer(f"{path}.scores", MATRIX, shape, lambda: rows(steps().scores))
-        self.defer(f"{path}.scaled", MATRIX, shape, lambda: rows(steps().scaled))
-        self.defer(f"{path}.masked", MATRIX, shape, lambda: rows(steps().masked))
-        self.defer(f"{path}.probabilities", MATRIX, shape, lambda: rows(steps().probabilities))
+        for name in AttentionSteps._fields[:-1]:
+            self.defer(f"{path}.{name}", MATRIX, shape, partial(step, name))
         self.record(f"{path}.z", ("batch", "head", "query", "d_k"), rows(z))
-        self.trace.add_check(f"{path}.z", z, lambda: spell_out(q, k, v, mask, edit, positions).z)
+        self.trace.add_check(f"{path}.z", lambda: rows(spell_out(q, k, v, mask, edit, positions).z))
 
     def _attention(self, path: str, module: MultiHeadAttention, args: Sequence[Any], output: Tensor) -> None:
-        x, trace = args[0].detach(), self.trace
-        q, k, v, z = (trace.last(f"{path}.{name}") for name in ("q", "k", "v", "z"))
-        concat = z.transpose(1, 2).flatten(2)
+        x, k, concat = (
+            args[0].detach(),
+            self.trace.last(f"{path}.k"),
+            self.trace.last(f"{path}.z").transpose(1, 2).flatten(2),
+        )
         self.record(f"{path}.input", VECTORS, x)
         self.record(f"{path}.concat", VECTORS, concat)
-        self.record(f"{path}.output", VECTORS, output)
-        trace.add_check(f"{path}.output", output, lambda: _linear(module.output, concat))
+        self.record(f"{path}.output", VECTORS, output, partial(_linear, module.output, concat))
+        again: dict[str, Callable[[], Tensor]] = {}
         if isinstance(module, SelfAttention):
-            self._self_attention(path, module, args, {"q": q, "k": k, "v": v})
+            own, (_, _, rotary, cache) = partial(_project, module.query_key_value, x, module.heads), args
+            again["q"] = lambda: rotate(own(0), rotary)
+            if cache is None:  # with a cache, the keys and values are also those of earlier steps
+                again |= {"k": lambda: rotate(own(1), rotary), "v": lambda: own(2)}
+            if rotary is not None:
+                shape = self.trace.last(f"{path}.q").shape
+                self.defer(f"{path}.q_unrotated", ("batch", "head", "query", "d_k"), shape, lambda: own(0))
+                self.defer(f"{path}.k_unrotated", ("batch", "head", "key", "d_k"), shape, lambda: own(1))
         elif isinstance(module, CrossAttention):
-            trace.add_check(f"{path}.q", q, lambda: split(_linear(module.query, x), 1, module.heads)[0])
-            if "encoder.output" in trace:
-                memory = trace.last("encoder.output")
-                beams = len(k) // max(len(memory), 1)
-                if (beams * len(memory), memory.shape[1]) == (len(k), k.shape[2]):
-                    trace.add_check(f"{path}.k", k[:: beams or 1], lambda: _projection(module, memory, 0))
-                    trace.add_check(f"{path}.v", v[:: beams or 1], lambda: _projection(module, memory, 1))
+            again["q"] = lambda: _project(module.query, x, module.heads, 0)
+            memory = self.trace.last("encoder.output") if "encoder.output" in self.trace else x[:0]
+            beams = len(k) // max(len(memory), 1)
+            if (beams * len(memory), memory.shape[1]) == (len(k), k.shape[2]):
+                encoded = partial(_project, module.key_value, memory, module.heads)
+                again["k"] = lambda: encoded(0).repeat_interleave(beams, 0)
+                again["v"] = lambda: encoded(1).repeat_interleave(beams, 0)
+        for name, compute in again.items():
+            self.trace.add_check(f"{path}.{name}", compute)
 
-    def _self_attention(self, path: str, module: SelfAttention, args: Sequence[Any], ran: Mapping[str, Tensor]) -> None:
-        x, _, rotary, cache = args
-        x, trace = x.detach(), self.trace
-
-        def projected(which: str) -> Tensor:
-            return split(_linear(module.query_key_value, x), 3, module.heads)["qkv".index(which)]
-
-        trace.add_check(f"{path}.q", ran["q"], lambda: rotate(projected("q"), rotary))
-        if cache is None:  # with a cache, the keys and values are also those of earlier steps
-            trace.add_check(f"{path}.k", ran["k"], lambda: rotate(projected("k"), rotary))
-            trace.add_check(f"{path}.v", ran["v"], lambda: projected("v"))
-        if rotary is not None:
-            for which, axis in (("q", "query"), ("k", "key")):
-                axes, shape = ("batch", "head", axis, "d_k"), ran["q"].shape
-                self.defer(f"{path}.{which}_unrotated", axes, shape, partial(projected, which))
+    def _units(self, path: str, module: FeedForward, units: Tensor) -> None:
+        inner = self.trace.last(f"{path}.inner")
+        self.record(f"{path}.units", ("batch", "position", "d_ff"), units, lambda: module.activation(inner))
 
     def _feed_forward(self, path: str, module: FeedForward, x: Tensor, output: Tensor) -> None:
-        trace, off = self.trace, self.is_off("feed-forward", path)
-        inner, units = trace.last(f"{path}.inner"), trace.last(f"{path}.units")
+        units, off = self.trace.last(f"{path}.units"), self.is_off("feed-forward", path)
         self.record(f"{path}.input", VECTORS, x)
-        self.record(f"{path}.output", VECTORS, output)
-        trace.add_check(f"{path}.inner", inner, lambda: _linear(module.inner, x))
-        trace.add_check(f"{path}.units", units, lambda: module.activation(inner))
-        trace.add_check(
-            f"{path}.output", output, lambda: torch.zeros_like(output) if off else _linear(module.outer, units)
-        )
+        again = partial(torch.zeros_like, output) if off else partial(_linear, module.outer, units)
+        self.record(f"{path}.output", VECTORS, output, again)
 
     def _residual(self, path: str, module: Residual, x: Tensor, output: Tensor) -> None:
         sublayer, off = self.trace.last(f"{path}.sublayer"), self.is_off("residuals", path)
         total = output if module.pre else self.trace.last(f"{path}.norm.input")
         self.record(f"{path}.input", VECTORS, x)
-        self.record(f"{path}.sum", VECTORS, total)
+        self.record(f"{path}.sum", VECTORS, total, lambda: sublayer if off else x + sublayer)
         self.record(f"{path}.output", VECTORS, output)
-        self.trace.add_check(f"{path}.sum", total, lambda: sublayer if off else x + sublayer)
 
     def _norm(self, path: str, module: nn.LayerNorm, x: Tensor, output: Tensor) -> None:
         off = self.is_off("norms", path)
 
-        def mean() -> Tensor:
-            return x.float().mean(-1)
-
-        def variance() -> Tensor:
-            return x.float().var(-1, correction=0)
-
         def again() -> Tensor:
             if off:
                 return x
-            scaled = (x.float() - mean()[..., None]) / (variance()[..., None] + module.eps).sqrt()
+            variance, mean = torch.var_mean(x.float(), -1, correction=0, keepdim=True)
+            scaled = (x.float() - mean) / (variance + module.eps).sqrt()
             return (scaled * module.weight + module.bias).detach()
 
         self.record(f"{path}.input", VECTORS, x)
-        self.defer(f"{path}.mean", ("batch", "position"), x.shape[:-1], mean)
-        self.defer(f"{path}.variance", ("batch", "position"), x.shape[:-1], variance)
-        self.record(f"{path}.output", VECTORS, output)
-        self.trace.add_check(f"{path}.output", output, again)
-
-    def _head(self, module: nn.Linear, x: Tensor, output: Tensor) -> None:
-        self.record("head.output", VECTORS, output)
-        self.trace.add_check("head.output", output, lambda: _linear(module, x))
+        self.defer(f"{path}.mean", ("batch", "position"), x.shape[:-1], lambda: x.float().mean(-1))
+        self.defer(f"{path}.variance", ("batch", "position"), x.shape[:-1], lambda: x.float().var(-1, correction=0))
+        self.record(f"{path}.output", VECTORS, output, again)
 
     def _logits(self, module: nn.Linear, x: Tensor, logits: Tensor) -> None:
         logits = logits.detach().clone()  # sampling may change them in place
         axes = ("batch", "position", "vocabulary")
-        self.record("logits", axes, logits)
+        self.record("logits", axes, logits, partial(_linear, module, x))
         self.defer("probabilities", axes, logits.shape, lambda: logits.float().softmax(-1))
-        self.trace.add_check("logits", logits, lambda: _linear(module, x))
 
 
 def _store(into: dict[str, Tensor], name: str, _: Sequence[Any], rows: Tensor) -> None:
@@ -288,8 +276,9 @@ def _without_result(call: After) -> After:
     return read
 
 
-def _projection(module: CrossAttention, memory: Tensor, which: int) -> Tensor:
-    return split(_linear(module.key_value, memory), 2, module.heads)[which]
+def _project(module: nn.Linear, x: Tensor, heads: int, part: int) -> Tensor:
+    """Return one of the stacked projections of a linear layer, by head."""
+    return split(_linear(module, x), module.out_features // module.in_features, heads)[part]
 
 
 def _linear(module: nn.Linear, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import difflib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from sightline.errors import TraceError
 from sightline.model.hooks import After, Before, hooks
-from sightline.model.mask import Mask
 from sightline.model.protocol import Model
 from sightline.model.transformer import (
     Embedding,
@@ -27,15 +26,15 @@ from sightline.model.transformer import (
 )
 from sightline.trace.steps import AttentionEdit, spell_out
 
-PARTS = {
-    "positions": "tokens carry no position",
-    "scale": "scores are not divided by √d_k",
-    "look-ahead-mask": "target positions attend to later ones",
-    "residuals": "a sub-layer's output replaces its input instead of being added to it",
-    "norms": "vectors are not normalised",
-    "feed-forward": "the feed-forward networks add nothing",
+PARTS: dict[str, type[nn.Module]] = {
+    "positions": Positions,  # tokens carry no position
+    "scale": MultiHeadAttention,  # scores are not divided by √d_k
+    "look-ahead-mask": SelfAttention,  # target positions attend to later ones
+    "residuals": Residual,  # a sub-layer's output replaces its input instead of being added to it
+    "norms": nn.LayerNorm,  # vectors are not normalised
+    "feed-forward": FeedForward,  # the feed-forward networks add nothing
 }
-"""The parts that `without` can switch off."""
+"""The parts that `without` can switch off, with their modules."""
 
 _active = threading.local()  # by the id of the model
 
@@ -46,27 +45,20 @@ def active_what_if(model: nn.Module) -> "WhatIf | None":
     return found
 
 
+@dataclass
 class WhatIf:
-    """The edits of one block: the parts that are off, and the changes to attention modules."""
+    """The edits of one block."""
 
-    def __init__(self, off: Mapping[str, tuple[str, ...]], attention: Mapping[str, AttentionEdit]) -> None:
-        self._off = off
-        self._attention = attention
-        self.positions: dict[str, Tensor] = {}
-        """By stack: the positions of the tokens of the pass that runs now."""
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing is changed."""
-        return not self._off and all(edit == AttentionEdit() for edit in self._attention.values())
+    off: Mapping[str, tuple[str, ...]]
+    """By part: the prefixes of the paths where it is off."""
+    attention: Mapping[str, AttentionEdit] = field(default_factory=dict)
+    """By path: the changes to attention modules."""
+    positions: dict[str, Tensor] = field(default_factory=dict)
+    """By stack: the positions of the tokens of the pass that runs now."""
 
     def is_off(self, part: str, path: str) -> bool:
         """Return whether a part is off in the module at this path."""
-        return any(f"{path}.".startswith(prefix) for prefix in self._off.get(part, ()))
-
-    def edit(self, path: str) -> AttentionEdit | None:
-        """Return the changes to the attention module at this path."""
-        return self._attention.get(path)
+        return any(f"{path}.".startswith(prefix) for prefix in self.off.get(part, ()))
 
     def query_positions(self, path: str, q: Tensor) -> Tensor | None:
         """Return the positions of an attention module's queries. The beams of a sentence may share one row."""
@@ -92,13 +84,17 @@ def what_if(
     to sum to 1. `without` switches parts off, everywhere ("norms") or below a path ("norms@encoder.layers.0").
     """
     require_model(model)
-    off = _parts_off(model, without)
-    edits = _attention_edits(
-        model, off, remove_heads or {}, average_heads or {}, scale_heads or {}, set_attention or {}
-    )
-    whole, key = WhatIf(off, edits), str(id(model))
     if active_what_if(model) is not None:
         raise TraceError("Another what_if is active for this model. Pass all edits to one what_if(...).")
+    whole, key = WhatIf(_parts_off(model, without)), str(id(model))
+    whole.attention = _attention_edits(
+        model,
+        whole,
+        remove_heads=remove_heads or {},
+        average_heads=average_heads or {},
+        scale_heads=scale_heads or {},
+        set_attention=set_attention or {},
+    )
     before, after = [], []
     for path, module in model.named_modules():
         own_before, own_after = _hooks(whole, path, module)
@@ -110,7 +106,7 @@ def what_if(
             yield whole
     finally:
         del _active.__dict__[key]
-    if not whole.positions and not whole.empty:
+    if not whole.positions and (whole.off or whole.attention):
         raise TraceError("The model did not run inside the what_if, or it ran compiled or on another thread.")
 
 
@@ -123,37 +119,32 @@ def require_model(model: nn.Module) -> None:
         raise TraceError(f"{type(model).__name__} is not a whole model. Pass the model that `build` returns.")
 
 
-def _attention_edits(
-    model: nn.Module,
-    off: Mapping[str, tuple[str, ...]],
-    remove: Mapping[str, Iterable[int]],
-    average: Mapping[str, Iterable[int]],
-    scale: Mapping[str, Mapping[int, float]],
-    cells: Mapping[str, Mapping[tuple[int, int, int], float]],
-) -> dict[str, AttentionEdit]:
+def _attention_edits(model: nn.Module, whole: WhatIf, **options: Mapping[str, Any]) -> dict[str, AttentionEdit]:
+    """Return the edits of attention modules, by path. The options are those of `what_if`."""
     modules = {path: module for path, module in model.named_modules() if isinstance(module, MultiHeadAttention)}
-    options = {"remove_heads": remove, "average_heads": average, "scale_heads": scale, "set_attention": cells}
     for option, paths in options.items():
         for path in paths:
             if path not in modules:
                 close = (difflib.get_close_matches(path, modules, n=1) or list(modules))[0]
                 raise _error(option, path, f"no attention module {path!r}. Did you mean {close!r}?")
-    switches, edits = WhatIf(off, {}), {}
+    edits = {}
     for path, module in modules.items():
-        edit = AttentionEdit(
-            unscaled=switches.is_off("scale", path),
-            look_ahead=switches.is_off("look-ahead-mask", path) and _has("look-ahead-mask", path, module),
-            average=frozenset(_heads("average_heads", path, module, average.get(path, ()))),
-            cells=_cells(path, module, cells.get(path, {})),
-            factors=dict.fromkeys(_heads("remove_heads", path, module, remove.get(path, ())), 0.0),
-        )
-        scaled = scale.get(path, {})
-        for head in _heads("scale_heads", path, module, scaled):
-            if head in edit.factors:
+        own = {option: paths.get(path, {}) for option, paths in options.items()}
+        removed = _heads("remove_heads", path, module, own["remove_heads"])
+        for head in _heads("scale_heads", path, module, own["scale_heads"]):
+            if head in removed:
                 raise _error("scale_heads", head, f"head {head} of {path} is also in `remove_heads`. Choose one.")
-        edits[path] = replace(edit, factors={**edit.factors, **scaled})
-        if module.attend.training and module.attend.dropout and edits[path].changes_probabilities:
+        edit = AttentionEdit(
+            unscaled=whole.is_off("scale", path),
+            look_ahead=whole.is_off("look-ahead-mask", path) and _has("look-ahead-mask", path, module),
+            average=frozenset(_heads("average_heads", path, module, own["average_heads"])),
+            cells=_cells(path, module, own["set_attention"]),
+            factors={**dict.fromkeys(removed, 0.0), **own["scale_heads"]},
+        )
+        if module.attend.training and module.attend.dropout and edit.changes_probabilities:
             raise TraceError("Attention with dropout cannot be edited. Call `model.eval()` first.")
+        if edit != AttentionEdit():
+            edits[path] = edit
     return edits
 
 
@@ -172,19 +163,21 @@ def _heads(option: str, path: str, module: MultiHeadAttention, heads: Iterable[i
 
 def _cells(
     path: str, module: MultiHeadAttention, cells: Mapping[tuple[int, int, int], float]
-) -> dict[tuple[int, int, int], float]:
+) -> dict[tuple[int, int], dict[int, float]]:
+    """Return the cells by head and query."""
     option = "set_attention"
-    rows: dict[tuple[int, int], float] = {}
+    rows: dict[tuple[int, int], dict[int, float]] = {}
     for cell, probability in cells.items():
         if not (isinstance(cell, tuple) and len(cell) == 3 and min(cell) >= 0):
             raise _error(option, cell, f"a cell of {path} is (head, query position, key position), got {cell!r}.")
         if not 0 <= probability <= 1:
             raise _error(option, probability, f"{path} {cell} must be between 0 and 1, got {probability}.")
         _heads(option, path, module, cell[:1])
-        rows[cell[:2]] = rows.get(cell[:2], 0.0) + probability
-        if rows[cell[:2]] > 1 + 1e-6:
+        row = rows.setdefault(cell[:2], {})
+        row[cell[2]] = probability
+        if sum(row.values()) > 1 + 1e-6:
             raise _error(option, cell, f"the cells of head {cell[0]}, query {cell[1]} of {path} sum to more than 1.")
-    return dict(cells)
+    return rows
 
 
 def _parts_off(model: nn.Module, without: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -208,15 +201,7 @@ def _parts_off(model: nn.Module, without: Iterable[str]) -> dict[str, tuple[str,
 
 def _has(part: str, path: str, module: nn.Module) -> bool:
     """Return whether a switch applies to a module."""
-    kinds: dict[str, type[nn.Module]] = {
-        "positions": Positions,
-        "scale": MultiHeadAttention,
-        "look-ahead-mask": SelfAttention,
-        "residuals": Residual,
-        "norms": nn.LayerNorm,
-        "feed-forward": FeedForward,
-    }
-    return isinstance(module, kinds[part]) and (part != "look-ahead-mask" or path.startswith("decoder."))
+    return isinstance(module, PARTS[part]) and (part != "look-ahead-mask" or path.startswith("decoder."))
 
 
 def _hooks(
@@ -242,18 +227,15 @@ def _hooks(
             after.append((module, lambda *_: kept.pop()))
         else:
             before.append((module.norm, lambda _: (kept.pop(),)))
-    elif isinstance(module, MultiHeadAttention):
-        edit = whole.edit(path)
-        if edit is not None and edit != AttentionEdit():
-            after.append((module.attend, lambda args, z: _attend(whole, path, edit, args, z)))
+    elif isinstance(module, MultiHeadAttention) and path in whole.attention:
+        after.append((module.attend, lambda args, z: _attend(whole, path, args, z)))
     return before, after
 
 
-def _attend(whole: WhatIf, path: str, edit: AttentionEdit, args: Sequence[Any], z: Tensor) -> Tensor:
-    q, k, v, mask = args
+def _attend(whole: WhatIf, path: str, args: Sequence[Any], z: Tensor) -> Tensor:
+    (q, k, v, mask), edit = args, whole.attention[path]
     if not edit.changes_probabilities:
         return edit.apply_factors(z)  # the other heads do not change by a bit
-    assert isinstance(mask, Mask)  # noqa: S101 - for mypy
     return spell_out(q, k, v, mask, edit, whole.query_positions(path, q)).z.to(z.dtype)
 
 
