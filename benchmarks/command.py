@@ -51,7 +51,7 @@ def command(model: Path, lines: list[str], options: SearchConfig, precision: str
         text, out = Path(folder) / "text", Path(folder) / "out"
         text.write_text("".join(f"{line}\n" for line in lines))
         program = [sys.executable, "-m", "sightline.cli.main", "translate", str(model), str(text), "--out", str(out)]
-        program += ["--beam", str(options.beams), "--precision", precision, "--engine", "torch"]
+        program += ["--beams", str(options.beams), "--precision", precision, "--backend", "torch"]
         with subprocess.Popen(program) as process:  # noqa: S603
             while process.poll() is None and not (out.exists() and out.stat().st_size):
                 time.sleep(0.001)

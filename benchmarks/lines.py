@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--lines", type=int, default=1_000_000)
-    parser.add_argument("--beam", type=int, default=1)
+    parser.add_argument("--beams", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         text, out = Path(folder) / "text", Path(folder) / "out"
@@ -35,7 +35,7 @@ def main() -> None:
         command = [sys.executable, "-m", "sightline.cli.main", "translate", str(options.model), str(text)]
         began = time.perf_counter()
         seen: list[tuple[int, float]] = []
-        with subprocess.Popen([*command, "--out", str(out), "--beam", str(options.beam)]) as process:  # noqa: S603
+        with subprocess.Popen([*command, "--out", str(out), "--beams", str(options.beams)]) as process:  # noqa: S603
             while process.poll() is None:
                 time.sleep(1)
                 seen.append((out.stat().st_size if out.exists() else 0, resident(process.pid)))
@@ -50,7 +50,7 @@ def main() -> None:
     result = {"lines": options.lines, "answered": answered, "lines/s": round(options.lines / seconds)}
     result |= {"seconds": round(seconds), **after, "MiB at most": round(max(mib for _, mib in seen))}
     print("  ".join(f"{key} {value}" for key, value in result.items()))
-    settings = {"model": options.model.name, "of": options.text.name, "beam": options.beam}
+    settings = {"model": options.model.name, "of": options.text.name, "beams": options.beams}
     print(f"kept in {keep('lines-cpu', {'where': where(), 'settings': settings, 'results': result})}")
 
 

@@ -241,7 +241,7 @@ ENTRIES: dict[str, list[Entry]] = {
             (
                 "the same by torch",
                 "-torch",
-                "MODEL --pairs PAIRS.tsv --engine torch --parts throughput latency --sentences 256 --lone 60",
+                "MODEL --pairs PAIRS.tsv --backend torch --parts throughput latency --sentences 256 --lone 60",
                 ["throughput", "latency"],
             ),
         )

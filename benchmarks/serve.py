@@ -96,7 +96,7 @@ class Server:
 
     def __init__(self, model: Path, engine: str, *sets: str, port: int = 0) -> None:
         self._log = tempfile.NamedTemporaryFile("rb")  # noqa: SIM115 - a file, not a pipe: nobody has to empty it
-        options = ["--port", str(port), "--engine", engine, "--log", "json", *(f"--set={one}" for one in sets)]
+        options = ["--port", str(port), "--backend", engine, "--log", "json", *(f"--set={one}" for one in sets)]
         command = [sys.executable, "-m", "sightline.cli.main", "serve", f"{NAME}={model}", *options]
         self.began = time.perf_counter()
         with Path(self._log.name).open("wb") as log:
@@ -782,7 +782,7 @@ def main() -> None:
     parser.add_argument("model", type=lambda name: ModelFolder(name).path)
     parser.add_argument("--pairs", type=Path, required=True)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--engine", default="auto", choices=("auto", "torch", "ctranslate2"))
+    parser.add_argument("--backend", default="auto", choices=("auto", "torch", "ctranslate2"))
     parser.add_argument("--sentences", type=int, default=512)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3, help="of throughput the best counts, of restarts the median")

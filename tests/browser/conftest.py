@@ -54,7 +54,7 @@ def folders(taught, tmp_path_factory):
 @pytest.fixture(scope="session")
 def server(folders):
     assert (STATIC / "index.html").exists(), "the page is not built; run make web"
-    with serving(*(f"{name}={folder}" for name, folder in folders.items()), "--engine", "torch") as server:
+    with serving(*(f"{name}={folder}" for name, folder in folders.items()), "--backend", "torch") as server:
         yield server
 
 

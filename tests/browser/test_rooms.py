@@ -94,7 +94,7 @@ def test_odd_sentences_are_handled_in_words(visit, text):
 
 
 def test_a_server_that_goes_away_and_comes_back_is_survived(visit, taught):
-    server = Server(f"taught={taught}", "--engine", "torch")
+    server = Server(f"taught={taught}", "--backend", "torch")
     port = server.url.rpartition(":")[2]
     tab = visit(url=server.url)
     tab.allowed = ["ERR_CONNECTION", "404", "503"]
@@ -107,7 +107,7 @@ def test_a_server_that_goes_away_and_comes_back_is_survived(visit, taught):
     page.mouse.wheel(0, 5000)
     page.wait_for_function("scrollY > 0")
     assert page.get_by_role("alert").bounding_box()["y"] == 0  # seen from anywhere
-    server = Server(f"taught={taught}", "--engine", "torch", port=port)
+    server = Server(f"taught={taught}", "--backend", "torch", port=port)
     page.get_by_role("alert").wait_for(state="detached")
     page.get_by_role("group", name="it reads").get_by_text("dog").or_(page.get_by_text("▁dog")).first.wait_for()
     server.stop()
@@ -121,7 +121,7 @@ RIDDLE = "The animal didn't cross the street because it was too tired."
 @pytest.fixture(scope="module")
 def shipped(folders):
     others = (f"{name}={folders[name]}" for name in ("taught", "gpt"))
-    with serving("coref", "half-taught=coref/states/step-00000080", *others, "--engine", "torch") as server:
+    with serving("coref", "half-taught=coref/states/step-00000080", *others, "--backend", "torch") as server:
         yield server
 
 

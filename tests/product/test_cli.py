@@ -143,14 +143,14 @@ def test_user_errors_are_one_sentence_with_exit_code_2():
     ("command", "message", "shown"),
     [
         ("translate", "`resume` continues `out`.", "--resume continues --out."),
-        ("translate", "`beams` must be at least 1, got 0.", "--beam must be at least 1, got 0."),
-        ("translate", "`require` and `forbid`, `backend`", "--within and --without, --engine"),
-        ("translate", "Use `beams = 1` or `backend='torch'`.", "Use --beam 1 or --engine torch."),
+        ("translate", "`beams` must be at least 1, got 0.", "--beams must be at least 1, got 0."),
+        ("translate", "`require` and `forbid`, `backend`", "--require and --forbid, --backend"),
+        ("translate", "Use `beams = 1` or `backend='torch'`.", "Use --beams 1 or --backend torch."),
         ("translate", "`sample=True` is missing.", "--sample is missing."),
         (
             "translate",
             "Use `beams` = 1. `precision` = 'int8', `sample` = true",
-            "Use --beam 1. --precision int8, --sample",
+            "Use --beams 1. --precision int8, --sample",
         ),
         ("translate", "`max_ratio` = 2.5 is invalid.", "`max_ratio` = 2.5 is invalid."),
         ("translate", "`max_ratio` and `model.norm` are not flags.", "`max_ratio` and `model.norm` are not flags."),

@@ -168,18 +168,18 @@ def models(corpus, monkeypatch):
 def test_saved_translations_of_a_model_have_the_same_scores(run, corpus, models):
     on = ["--reference", "test.de", "--source", "test.en"]
     done = run(
-        "run", *on, "--beam", 2, "--device", "cpu", "--precision", "int8", "--shortlist", "--save", "out.txt", "--json"
+        "run", *on, "--beams", 2, "--device", "cpu", "--precision", "int8", "--shortlist", "--save", "out.txt", "--json"
     )
     assert done.code == 0
     assert models == [("run", SOURCES, 2, "cpu", "int8", True)]
-    assert "run: translating 60 sentences, beam 2\nrun: done in " in done.err
+    assert "run: translating 60 sentences, beams 2\nrun: done in " in done.err
     found = json.loads(done.out)
-    assert (found["source"], found["beam"]) == ("test.en", 2)
+    assert (found["source"], found["beams"]) == ("test.en", 2)
     assert (corpus / "out.txt").read_text("utf-8").splitlines() == [f"{GOOD[0]} {GOOD[0]}", *GOOD[1:]]
     again = json.loads(run("out.txt", *on, "--json").out)
     assert again["systems"][0]["scores"] == found["systems"][0]["scores"]
     done = run("run", *on, "--against", "other")
-    assert done.out.startswith("A  run\nB  other\n60 sentences of test.de, beam 4\n")
+    assert done.out.startswith("A  run\nB  other\n60 sentences of test.de, beams 4\n")
     assert [path for path, *_ in models[1:]] == ["run", "other"]
 
 

@@ -1,4 +1,4 @@
-"""The names that users rely on: commands, their options, and public Python names. A change needs a line in CHANGELOG."""
+"""Names that users rely on: commands, options and public Python names. A change needs a line in CHANGELOG."""
 
 import importlib
 import pkgutil

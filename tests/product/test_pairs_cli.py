@@ -115,7 +115,7 @@ def test_interrupted_and_resumed_equals_uninterrupted_and_train(taught, within, 
         write(tmp_path / name / "b.en", ["", *TEXTS[60:120]])
     student = ["--out", "run", "--preset", "tiny", "--valid", "dev.tsv", "--config", "options.toml"]
     student += [*sets, *options("data.bpe_dropout=0.0", "train.ema=0.0", "train.r_drop=0.0")]
-    teacher = ["--source", "a.en", "--source", "b.en", "--beam", "2"]
+    teacher = ["--source", "a.en", "--source", "b.en", "--beams", "2"]
     command = ["distill", taught, *teacher, "--pairs", "train.tsv*0.5", *student]
 
     code, out, err = within(tmp_path / "whole", *command)
@@ -150,7 +150,7 @@ def test_interrupted_and_resumed_equals_uninterrupted_and_train(taught, within, 
 def test_student_prefers_the_translations_of_its_teacher(taught, within, tmp_path):
     write(tmp_path / "x.en", [pair.source for pair in generate("train", 2000)])
     sets = options(*HALF_TAUGHT, "train.steps=60", "train.warmup=20")
-    command = ["distill", taught, "--source", "x.en", "--preset", "tiny", "--out", "run", "--beam", "1", *sets]
+    command = ["distill", taught, "--source", "x.en", "--preset", "tiny", "--out", "run", "--beams", "1", *sets]
     code, _, err = within(tmp_path, *command)
     assert code == 0, err
     teacher, student = library.load(taught), library.load(tmp_path / "run")
@@ -266,8 +266,8 @@ def refused(within, tmp_path):
         (["--source", "x.en", "--preset", "gpt-tiny"], ["encoder-decoder"]),
         (["--source", "x.en", "--valid", "bad.tsv"], ["bad.tsv:1"]),
         (["--source", "x.en", "--pairs", "none.tsv*2"], ["none.tsv"]),
-        (["--source", "x.en", "--beam", "0"], ["--beam", "0"]),
-        (["--source", "x.en", "--engine", "fast"], ["--engine", "fast"]),
+        (["--source", "x.en", "--beams", "0"], ["--beams", "0"]),
+        (["--source", "x.en", "--backend", "fast"], ["--backend", "fast"]),
         (["--source", "x.en", "--pairs", "good.tsv*0"], ["--pairs", "good.tsv*0"]),
         (["--source", "x.en", "--valid", "blank.tsv"], ["blank.tsv"]),
         (["--source", "x.en", "--set", "data.tokenizer=none.model"], ["none.model"]),
@@ -327,7 +327,7 @@ def test_output_file_is_locked(taught, refused, tmp_path):
 def test_options_of_the_student_may_change_until_its_training_starts(taught, within, tmp_path):
     """The teacher has finished; then the vocabulary turns out to be too small."""
     write(tmp_path / "x.en", TEXTS)
-    command = ["distill", taught, "--source", "x.en", "--preset", "tiny", "--out", "run", "--beam", "1"]
+    command = ["distill", taught, "--source", "x.en", "--preset", "tiny", "--out", "run", "--beams", "1"]
     command += options("train.steps=2", "train.batch_tokens=256")
     code, _, err = within(tmp_path, *command, *options("data.vocab_size=5"))
     assert code == 2

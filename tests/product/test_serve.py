@@ -48,7 +48,7 @@ def engine(taught):
 
 @pytest.fixture(scope="module", params=["auto", "torch"])
 def server(taught, request):
-    with serving(f"tiny-en-de={taught}", "--engine", request.param) as server:
+    with serving(f"tiny-en-de={taught}", "--backend", request.param) as server:
         yield server
 
 
@@ -796,7 +796,7 @@ def test_too_many_connections_return_service_overloaded(taught):
 
 
 def test_deadline(taught):
-    with serving(taught, "--set", "deadline=0.2", "--engine", "torch") as server:
+    with serving(taught, "--set", "deadline=0.2", "--backend", "torch") as server:
         problem(server.post("/v1/translate", {"text": TEXTS * 6, "beam": 8}), 503, "deadline", 0.2)
         wait_until(lambda: server.post("/v1/translate", {"text": "a", "beam": 1}).status_code == 200)
 
@@ -805,7 +805,7 @@ def test_models_are_loaded_on_demand_within_the_memory_budget(taught, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(taught, other)
     memory = 1.5 * (taught / "model.safetensors").stat().st_size / 2**30
-    with serving(f"one={taught}", f"two={other}", "--set", f"memory={memory:.9f}", "--engine", "torch") as server:
+    with serving(f"one={taught}", f"two={other}", "--set", f"memory={memory:.9f}", "--backend", "torch") as server:
 
         def loaded():
             return [one["loaded"] for one in server.get("/v1/models").json()["models"]]
@@ -827,7 +827,7 @@ def test_models_are_loaded_on_demand_within_the_memory_budget(taught, tmp_path):
 def test_reload_on_sighup_drops_no_request(taught, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(taught, folder)
-    with serving(folder, "--engine", "torch") as server, ThreadPoolExecutor(8) as pool:
+    with serving(folder, "--backend", "torch") as server, ThreadPoolExecutor(8) as pool:
         before = server.translate(TEXTS[0], details=True)
         running = [pool.submit(server.translate, TEXTS[i % 40]) for i in range(60)]
         model = load_model(folder)
@@ -866,7 +866,7 @@ def test_graceful_shutdown(taught):
         await asyncio.gather(*clients)
         return stopped
 
-    with serving(taught, "--engine", "torch") as server:
+    with serving(taught, "--backend", "torch") as server:
         stopped = asyncio.run(load(server))
         assert server.process.wait(60) == 0
     assert {kind for kind, when in outcomes if when <= stopped} == {200}

@@ -54,7 +54,7 @@ def test_unusual_lines(taught):
         b"ends with a return\r",
         TEXTS[0].encode(),
     ]
-    done = run("translate", taught, "--beam", "1", given=b"\n".join(strange) + b"\n")
+    done = run("translate", taught, "--beams", "1", given=b"\n".join(strange) + b"\n")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.split(b"\n")
     assert lines.pop() == b""
@@ -116,7 +116,7 @@ def test_interrupted_and_resumed_output_equals_uninterrupted(taught, tmp_path, h
     """The interrupted process reads a pipe that stays open, so that it cannot end before the signal."""
     many = (TEXTS * 20)[:400]
     (tmp_path / "in").write_text("\n".join(many) + "\n")
-    options = ["--beam", "2", "--nbest", str(nbest), "--engine", "torch"]
+    options = ["--beams", "2", "--nbest", str(nbest), "--backend", "torch"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert run("translate", taught, tmp_path / "in", "--out", whole, *options).returncode == 0
     command = ["translate", str(taught), str(tmp_path / "in"), "--out", str(parts), *options]
@@ -214,14 +214,14 @@ def test_search_options(taught, here, tmp_path):
     engine = sightline.load(taught)
     (tmp_path / "in").write_text(TEXTS[0])
     for arguments, options in (
-        (["--beam", "1"], {"beams": 1}),
+        (["--beams", "1"], {"beams": 1}),
         (["--sample", "--seed", "5", "--top-p", "0.9"], {"sample": True, "seed": 5, "top_p": 0.9}),
         (["--prefix", "Gestern"], {"prefix": "Gestern"}),
         (["--set", "min_ratio=2.0", "--set", "max_ratio=3"], {"min_ratio": 2.0, "max_ratio": 3.0}),
         (["--length-penalty", "0"], {"length_penalty": 0.0}),
-        (["--within", "heute", "--within", "Wal"], {"require": ["heute", "Wal"]}),
-        (["--mbr", "--beam", "16"], {"sample": True, "rerank": "mbr-chrf", "beams": 16}),
-        (["--sample", "--beam", "16", "--set", "rerank=mbr-chrf"], {"sample": True, "rerank": "mbr-chrf", "beams": 16}),
+        (["--require", "heute", "--require", "Wal"], {"require": ["heute", "Wal"]}),
+        (["--rerank", "mbr-chrf", "--beams", "16"], {"sample": True, "rerank": "mbr-chrf", "beams": 16}),
+        (["--sample", "-b", "16", "--set", "rerank=mbr-chrf"], {"sample": True, "rerank": "mbr-chrf", "beams": 16}),
     ):  # fmt: skip
         code, out, err = here("translate", taught, tmp_path / "in", *arguments)
         assert (code, out) == (0, engine.translate(TEXTS[0], **options)[0].text + "\n"), err
@@ -244,7 +244,7 @@ def test_shortlist(taught, expected, tmp_path):
     done = run("shortlist", model, *on, "--often", 50, "--likely", 30)
     assert (done.returncode, done.stdout.decode()) == (0, f"{model / 'vmap.txt'}\n"), done.stderr
     assert re.search(r"(9\d|100)\.\d\d % of the target tokens", done.stderr.decode())
-    for more in ([], ["--precision", "int8"], ["--beam", "1", "--prefix", "Gestern"]):
+    for more in ([], ["--precision", "int8"], ["--beams", "1", "--prefix", "Gestern"]):
         done = run("translate", model, "--shortlist", *more, given=text)
         assert done.returncode == 0, done.stderr
         found = done.stdout.decode().splitlines()
@@ -261,19 +261,19 @@ def test_shortlist(taught, expected, tmp_path):
         (["translate", "{model}", "{tmp}/none"], ["{tmp}/none"]),
         (["translate", "{model}", "--resume"], ["--resume", "--out"]),
         (["translate", "{model}", "--out", "{tmp}/there"], ["--out", "{tmp}/there", "--resume"]),
-        (["translate", "{model}", "--beam", "0"], ["--beam", "0"]),
-        (["translate", "{model}", "--engine", "fast"], ["--engine", "fast"]),
+        (["translate", "{model}", "--beams", "0"], ["--beams", "0"]),
+        (["translate", "{model}", "--backend", "fast"], ["--backend", "fast"]),
         (["translate", "{model}", "--precision", "half"], ["--precision", "half"]),
-        (["translate", "{model}", "--precision", "int8", "--engine", "torch"], ["--precision", "int8"]),
+        (["translate", "{model}", "--precision", "int8", "--backend", "torch"], ["--precision", "int8"]),
         (["shortlist", "{model}"], ["--pairs", "--source", "--target"]),
         (["shortlist", "{model}", "--source", "{tmp}/there"], ["--source", "--target", "1", "0"]),
         (["shortlist", "{tmp}/none", "--pairs", "{tmp}/there.tsv"], ["{tmp}/none"]),
         (["shortlist", "{model}", "--pairs", "{tmp}/there.tsv"], ["{tmp}/there.tsv"]),
         (["translate", "{model}", "--set", "temprature=1"], ["temprature", "--temperature"]),
-        (["translate", "{model}", "--beam", "2", "--set", "groups=3"], ["groups", "3"]),
+        (["translate", "{model}", "--beams", "2", "--set", "groups=3"], ["groups", "3"]),
         (["translate", "{model}", "--set", "rerank=mbr-chrf"], ["rerank", "--sample"]),
-        (["translate", "{model}", "{tmp}/there", "--mbr", "--within", "x"], ["--within"]),
-        (["translate", "{model}", "{tmp}/there", "--within", "x", "--without", "x"], ["--within", "--without"]),
+        (["translate", "{model}", "{tmp}/there", "--rerank", "mbr-chrf", "--require", "x"], ["--require"]),
+        (["translate", "{model}", "{tmp}/there", "--require", "x", "--forbid", "x"], ["--require", "--forbid"]),
         (["score", "{model}", "--source", "{tmp}/there", "--target", "{tmp}/longer"], ["lines"]),
         (
             ["align", "{model}", "--source", "{tmp}/there", "--target", "{tmp}/other", "--choose"],

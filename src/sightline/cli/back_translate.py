@@ -14,7 +14,7 @@ def back_translate(
     model: Annotated[str, Argument(help="Folder or name of a model that translates from the language of --text.")],
     text: Annotated[list[Path], Option(help="Text in the target language, one sentence per line; may be repeated.")],
     out: Annotated[Path, Option(help="Output as .tsv: machine-translated source, tab, line of --text.")],
-    beams: Annotated[int | None, Option("--beam", help="Beam size; default 4, with --sample 1.")] = None,
+    beams: Annotated[int | None, Option("--beams", "-b", help="Beam size; default 4, with --sample 1.")] = None,
     sample: Sample = False,
     temperature: Temperature = 1.0,
     top_k: TopK = 0,

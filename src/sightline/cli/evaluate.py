@@ -60,7 +60,7 @@ def evaluate(
         _warn(name, text)
     report: dict[str, Any] = {"sentences": len(references), "reference": str(reference)}
     if models:
-        report |= {"source": str(source), "beam": beams}
+        report |= {"source": str(source), "beams": beams}
     report |= _score(names, systems, sources, references, scorer)
     if as_json:
         echo(json.dumps(report, ensure_ascii=False))
@@ -93,7 +93,7 @@ def _read(names: list[str], reference: Path, source: Path | None) -> tuple[list[
 
 def _translate(name: str, engine: "Translator", sources: list[str], beams: int) -> list[str]:
     """Translate by a model; one line each, so that a saved file has the same scores."""
-    log(f"{name}: translating {len(sources):,} sentences, beam {beams}")
+    log(f"{name}: translating {len(sources):,} sentences, beams {beams}")
     started = time.perf_counter()
     found = engine.translate(sources, beams=beams)
     log(f"{name}: done in {time.perf_counter() - started:.1f} s")
@@ -173,8 +173,8 @@ def _show(report: dict[str, Any]) -> None:
     letters = ["A", "B"] if comparison else [""]
     for letter, system in zip(letters, systems, strict=True):
         console.print(f"{letter}  {system['name']}".strip(), soft_wrap=True)
-    beam = f", beam {report['beam']}" if "beam" in report else ""
-    console.print(f"{report['sentences']:,} sentences of {report['reference']}{beam}\n", style="dim", soft_wrap=True)
+    beams = f", beams {report['beams']}" if "beams" in report else ""
+    console.print(f"{report['sentences']:,} sentences of {report['reference']}{beams}\n", style="dim", soft_wrap=True)
 
     columns = ["", *(title for letter in letters for title in (letter or "score", "95 % interval"))]
     columns += ["A − B", "p", "better"] if comparison else [""]

@@ -13,7 +13,7 @@ Strings = list[str] | None
 
 Model = Annotated[str, Argument(help="Folder or name of a model.")]
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1 or mps; auto chooses the fastest.")]
-Backend = Annotated[str, Option("--engine", help="Search backend: auto, torch or ctranslate2.")]
+Backend = Annotated[str, Option(help="Search backend: auto, torch or ctranslate2.")]
 Precision = Annotated[
     str, Option(help="auto, float32, int8 (CPU) or bfloat16 (GPU). The last two are faster and round.")
 ]
@@ -21,7 +21,7 @@ Shortlist = Annotated[
     bool, Option("--shortlist", help="Search among fewer tokens, with the file of `sightline shortlist`.")
 ]
 
-Beams = Annotated[int, Option("--beam", help="Beam size; 1 is greedy search.")]
+Beams = Annotated[int, Option("--beams", "-b", help="Beam size; 1 is greedy search.")]
 Sample = Annotated[bool, Option("--sample", help="Sample tokens from the model's distribution.")]
 Temperature = Annotated[float, Option(help="Sampling temperature; lower is more conservative.")]
 TopK = Annotated[int, Option(help="Sample from the k most likely tokens; 0 disables the limit.")]

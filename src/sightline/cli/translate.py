@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -33,16 +33,13 @@ def translate(
     top_k: shared.TopK = 0,
     top_p: Annotated[float, Option(help="Sample from the most likely tokens whose probabilities add up to p.")] = 1.0,
     seed: shared.Seed = 1,
-    mbr: Annotated[
-        bool, Option("--mbr", help="Draw --beam samples and return the one most similar to the others.")
-    ] = False,
+    rerank: Annotated[
+        Literal["none", "mbr-chrf"],
+        Option(help="mbr-chrf: sample --beams answers, and return the one most similar to the others."),
+    ] = "none",
     prefix: Annotated[str, Option(help="Required beginning of every answer.")] = "",
-    forbid: Annotated[
-        shared.Strings, Option("--without", help="A word that answers must not contain; may be repeated.")
-    ] = None,
-    require: Annotated[
-        shared.Strings, Option("--within", help="A word that every answer must contain; may be repeated.")
-    ] = None,
+    forbid: Annotated[shared.Strings, Option(help="A word that answers must not contain; may be repeated.")] = None,
+    require: Annotated[shared.Strings, Option(help="A word that every answer must contain; may be repeated.")] = None,
     set: Annotated[shared.Strings, Option(help="Another option of the search, as option=value.")] = None,
     vote: Annotated[shared.Strings, Option("--with", help="Another model of an ensemble; may be repeated.")] = None,
     align: Annotated[
@@ -62,8 +59,8 @@ def translate(
     from sightline.options import load_options
 
     given: dict[str, Any] = {"nbest": nbest, "length_penalty": length_penalty, "temperature": temperature}
-    given |= {"top_k": top_k, "top_p": top_p, "seed": seed, "sample": sample or mbr}
-    given |= {"beams": max(beams, nbest) if nbest > 1 else beams, "rerank": "mbr-chrf" if mbr else "none"}
+    given |= {"top_k": top_k, "top_p": top_p, "seed": seed, "sample": sample or rerank != "none", "rerank": rerank}
+    given["beams"] = max(beams, nbest) if nbest > 1 else beams
     options = load_options(SearchConfig, given, sets=set or [])
     paths = None if file == "-" else [Path(file)]
     check_files(paths or [], out, resume=resume)
