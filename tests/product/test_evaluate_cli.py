@@ -15,7 +15,6 @@ from sightline.cli.evaluate import evaluate
 from sightline.data.builtin import generate
 from sightline.errors import CheckpointError, SightlineError
 from sightline.evaluate.compare import compare, estimate
-from sightline.evaluate.scores import Score
 
 app = typer.Typer()
 app.command()(evaluate)
@@ -68,7 +67,7 @@ def corpus(tmp_path):
 
 def rows(out):
     """Return the lines of the table by metric."""
-    return {line.split()[0]: line for line in out.splitlines() if re.match(r"(BLEU|chrF2|TER|COMET) +\d", line)}
+    return {line.split()[0]: line for line in out.splitlines() if re.match(r"(BLEU|chrF2|TER) +\d", line)}
 
 
 def test_table_has_scores_intervals_and_signatures(run):
@@ -210,19 +209,6 @@ def test_errors_are_found_before_translating(run, corpus, models):
     assert (corpus / "test.en").read_text("utf-8").splitlines() == SOURCES
 
 
-def test_comet_is_a_row_of_the_table(run, monkeypatch):
-    def scored(sources, hypotheses, references):
-        assert (sources, references) == (SOURCES, REFERENCES)
-        return Score(0.9 if hypotheses == GOOD else 0.25, "model:none")
-
-    monkeypatch.setattr("sightline.evaluate.comet.load", lambda: scored)
-    on = ["--reference", "test.de", "--source", "test.en", "--comet"]
-    assert re.search(r"^COMET  0\.9000 +– *$", run("good.txt", *on).out, re.MULTILINE)
-    done = run("good.txt", *on, "--against", "bad")
-    assert re.search(r"^COMET  0\.9000 +–  0\.2500 +–  \+0\.6500 +– *$", done.out, re.MULTILINE)
-    assert re.search(r"^COMET  model:none$", done.out, re.MULTILINE)
-
-
 # --- Errors
 
 
@@ -233,8 +219,7 @@ def refused(done, option, value):
     assert (value if option is None else f"`{option}`") in done.err
 
 
-def test_invalid_input_is_refused(run, corpus, monkeypatch):
-    monkeypatch.setitem(sys.modules, "comet", None)
+def test_invalid_input_is_refused(run, corpus):
     write(corpus / "short.txt", GOOD[:-1])
     write(corpus / "blank.de", [""] * 60)
     write(corpus / "empty.de", [])
@@ -246,8 +231,6 @@ def test_invalid_input_is_refused(run, corpus, monkeypatch):
         (["no.de", *on], None, "no.de"),
         (["bad", "--reference", "blank.de"], None, "blank.de"),
         (["bad", *on, "--save", "out.txt"], "save", "out.txt"),
-        (["bad", *on, "--comet"], "source", None),
-        (["bad", *on, "--comet", "--source", "test.en"], None, "comet"),
     ]:
         refused(run(*arguments), option, value)
     for arguments, file in [

@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import sys
 
 import pytest
 from sacrebleu.metrics.ter import TER
@@ -10,7 +9,6 @@ from sacrebleu.significance import PairedTest
 
 from sightline.data.builtin import generate
 from sightline.errors import InputError
-from sightline.evaluate import comet
 from sightline.evaluate import compare as module
 from sightline.evaluate.compare import compare, estimate
 from sightline.evaluate.scores import METRICS, metric, scores, values
@@ -180,9 +178,3 @@ def test_invalid_input_is_refused():
         estimate([], [])
     with raises(InputError, option="names", value="meteor"):
         scores(["a"], ["a"], ["meteor"])
-
-
-def test_missing_comet_is_reported(monkeypatch):
-    monkeypatch.setitem(sys.modules, "comet", None)
-    with raises(InputError, value="comet", match="pip install unbabel-comet"):
-        comet.load()

@@ -15,7 +15,7 @@ from sightline.errors import InputError
 if TYPE_CHECKING:
     from sightline.engine import Translator
 
-TITLES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER", "comet": "COMET"}
+TITLES = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 SIGNIFICANT = 0.05
 """Largest p-value of a significant difference."""
 
@@ -29,7 +29,6 @@ def evaluate(
     against: Annotated[str | None, Option(help="Second model or text file, to compare with.")] = None,
     beams: Beams = 4,
     save: Annotated[Path | None, Option(help="Write the translations of MODEL to this text file.")] = None,
-    comet: Annotated[bool, Option("--comet", help="Also compute COMET; needs unbabel-comet.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print a JSON object instead of a table.")] = False,
     precision: Precision = "auto",
     shortlist: Shortlist = False,
@@ -39,17 +38,14 @@ def evaluate(
     import json
 
     from sightline.engine import load_translator
-    from sightline.evaluate.comet import load
 
     names = [model] if against is None else [model, against]
     references, sources, systems = _read(names, reference, source)
     models = [name for name, text in zip(names, systems, strict=True) if not text]
-    if source is None and (models or comet):
-        reason = f"{models[0]} is a model" if models else "COMET reads the source"
-        raise InputError.of("source", None, f"is missing: {reason}. Name the source text.")
+    if source is None and models:
+        raise InputError.of("source", None, f"is missing: {models[0]} is a model. Name the source text.")
     if save:
         _check_save(save, model in models, [reference, source, *map(Path, names)])
-    scorer = load() if comet else None
     # All models are loaded first, so that an error in the second is found before translating.
     engines = {name: load_translator(name, device=device, precision=precision, shortlist=shortlist) for name in models}
     for i, name in enumerate(names):
@@ -61,7 +57,7 @@ def evaluate(
     report: dict[str, Any] = {"sentences": len(references), "reference": str(reference)}
     if models:
         report |= {"source": str(source), "beams": beams}
-    report |= _score(names, systems, sources, references, scorer)
+    report |= _score(names, systems, references)
     if as_json:
         echo(json.dumps(report, ensure_ascii=False))
     else:
@@ -130,9 +126,7 @@ def _warn(name: str, text: list[str]) -> None:
         )
 
 
-def _score(
-    names: list[str], systems: list[list[str]], sources: list[str], references: list[str], comet: Any
-) -> dict[str, Any]:
+def _score(names: list[str], systems: list[list[str]], references: list[str]) -> dict[str, Any]:
     """Return the scores of each system, and the comparison of two."""
     import logging
 
@@ -149,12 +143,6 @@ def _score(
         found = [{name: both[i] for name, both in compared.items()} for i in (0, 1)]
         for name, both in compared.items():
             comparison[name] = {"difference": both.difference, "p_value": both.p_value, "signature": both.signature}
-    if comet:
-        for scores, text in zip(found, systems, strict=True):
-            scores["comet"] = comet(sources, text, references)
-    if comet and comparison:
-        mine, theirs = (scores["comet"] for scores in found)
-        comparison["comet"] = {"difference": mine.value - theirs.value, "signature": mine.signature}
     reports = [
         {"name": name, "scores": {metric: score._asdict() for metric, score in scores.items()}}
         for name, scores in zip(names, found, strict=True)
@@ -182,7 +170,7 @@ def _show(report: dict[str, Any]) -> None:
     for column in table.columns[1:-1]:
         column.justify = "right"
     for name in systems[0]["scores"]:
-        cells = [cell for system in systems for cell in _cells(name, system["scores"][name])]
+        cells = [cell for system in systems for cell in _cells(system["scores"][name])]
         cells += _verdict(name, comparison[name]) if comparison else ["lower is better" if name == "ter" else ""]
         table.add_row(TITLES[name], *cells)
     console.print(table)
@@ -194,17 +182,13 @@ def _show(report: dict[str, Any]) -> None:
         console.print(f"{TITLES[name]:7}{_wrapped(score['signature'], console.width - 7)}", style="dim", soft_wrap=True)
 
 
-def _cells(name: str, score: dict[str, Any]) -> list[str]:
-    """Return a score and its interval. COMET is a number up to 1 without an interval."""
-    if name == "comet":
-        return [f"{score['value']:.4f}", "–"]
+def _cells(score: dict[str, Any]) -> list[str]:
+    """Return a score and its interval."""
     return [f"{score['value']:.2f}", f"{score['low']:.2f} – {score['high']:5.2f}"]
 
 
 def _verdict(name: str, both: dict[str, Any]) -> list[str]:
     """Return the difference, its p-value, and the better system if the difference is significant."""
-    if name == "comet":
-        return [f"{both['difference']:+.4f}", "–", ""]
     better = "A" if (both["difference"] > 0) != (name == "ter") else "B"
     return [f"{both['difference']:+.2f}", f"{both['p_value']:.4f}", better if both["p_value"] < SIGNIFICANT else "–"]
 
