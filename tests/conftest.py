@@ -23,25 +23,25 @@ torch.set_num_threads(1)  # tests run in several processes,
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so do the commands that they start
 
 MEDIUM_FILES = {
+    "cli/test_cli.py",
+    "cli/test_evaluate_cli.py",
+    "cli/test_pairs_cli.py",
+    "cli/test_shipped.py",
+    "cli/test_train_cli.py",
+    "cli/test_translate_cli.py",
+    "docs/test_install.py",
+    "docs/test_scripts.py",
+    "docs/test_wheel.py",
     "equivalence/test_compile.py",
     "equivalence/test_training.py",
+    "interop/test_hub.py",
+    "interop/test_hugging_face_folders.py",
+    "interop/test_import_export_cli.py",
+    "interop/test_import_marian.py",
+    "interop/test_onnx.py",
     "learning/test_reversal.py",
-    "product/test_cli.py",
-    "product/test_evaluate_cli.py",
-    "product/test_hub.py",
-    "product/test_hugging_face_folders.py",
-    "product/test_import_export_cli.py",
-    "product/test_import_marian.py",
-    "product/test_install.py",
-    "product/test_onnx.py",
-    "product/test_pairs_cli.py",
-    "product/test_scripts.py",
-    "product/test_serve.py",
-    "product/test_shipped.py",
-    "product/test_train_cli.py",
-    "product/test_translate_cli.py",
-    "product/test_wheel.py",
-    "product/test_worker.py",
+    "serve/test_serve.py",
+    "serve/test_worker.py",
     "unit/test_signatures.py",
 }
 MEDIUM_FIXTURES = {"taught"}
@@ -54,9 +54,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check shapes, before the first test imports a model."""
+    """Check shapes, before the first module imports a model."""
     if not config.getoption("skip_shapes"):
         install_import_hook(CHECKED, "beartype.beartype")
+    config.pluginmanager.import_plugin("shared_fixtures")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

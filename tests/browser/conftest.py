@@ -13,9 +13,6 @@ from sightline.model.transformer import build
 from sightline.model_folder import load_tokenizer, save_model
 from sightline.serve.routes.page import STATIC
 from support import random_weights
-from taught import taught
-
-__all__ = ["taught"]
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]

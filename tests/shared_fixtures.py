@@ -1,9 +1,10 @@
-"""A partly trained model, shared by all tests of a session."""
+"""Fixtures: a partly trained model, shared by all tests of a session, and commands in this process."""
 
 import fcntl
 
 import pytest
 
+from sightline.cli.main import main
 from sightline.data.builtin import generate
 from sightline.train.run import RunOptions, TextFiles, train_files
 
@@ -37,3 +38,18 @@ def taught(tmp_path_factory):
             options = RunOptions(folder, inputs, preset="tiny", set=HALF_TAUGHT, cache=shared / "cache", device="cpu")
             train_files(options, lambda _: None)
     return folder
+
+
+@pytest.fixture
+def here(monkeypatch, capfd):
+    """Run a command in this process, which has loaded torch already; return exit code, stdout and stderr."""
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["sightline", *map(str, words)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        printed = capfd.readouterr()
+        return stopped.value.code, printed.out, printed.err
+
+    return run

@@ -110,20 +110,15 @@ def test_benchmark_results_page_is_up_to_date():
 
 
 def test_every_benchmark_result_names_machine_versions_and_commit():
-    """The commit is in this history, so that a reader can check out the code that was measured."""
-
-    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-
-    whole = git("rev-parse", "--is-shallow-repository").stdout.strip() == "false"
+    """The commit is that of unchanged code. It may be missing in the history of a clone, after a squash merge."""
     files = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
     assert files
     for file in files:
         result = json.loads(file.read_text("utf-8"))
         for part in [result] if "results" in result or "sizes" in result else result.values():
             origin = part.get("where", part)
-            assert all(origin[key] for key in ("machine", "python", "torch", "commit")), file.name
-            assert not whole or git("merge-base", "--is-ancestor", origin["commit"], "HEAD").returncode == 0, file.name
+            assert all(origin[key] for key in ("machine", "python", "torch")), file.name
+            assert re.fullmatch(r"[0-9a-f]{7,40}", origin["commit"]), file.name
 
 
 def test_the_serving_guide_lists_every_option_and_problem():

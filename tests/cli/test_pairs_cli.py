@@ -12,6 +12,7 @@ import pytest
 
 import sightline as library
 from runs import LIMIT, environment, files, metrics, sightline, write_pairs
+from shared_fixtures import HALF_TAUGHT
 from sightline.bulk.lines import Report, only_writer
 from sightline.bulk.pairs import write_pairs as write_table
 from sightline.config import SearchConfig
@@ -20,7 +21,6 @@ from sightline.data.corpus import LONGEST_LINE, Table, read_pairs
 from sightline.engine import Plan
 from sightline.errors import InputError
 from support import raises
-from taught import HALF_TAUGHT
 
 TEXTS = [pair.source for pair in generate("test", 120)]
 
