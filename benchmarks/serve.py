@@ -287,7 +287,7 @@ def events(body: bytes) -> list[tuple[str, Any]]:
 async def throughput(options: argparse.Namespace, texts: Sequence[str], alone: Alone) -> tuple[Any, list[str]]:
     """Sentences a second, one request at a time and many."""
     rows, wrong = [], list[str]()
-    with Server(options.model, options.engine) as server:
+    with Server(options.model, options.backend) as server:
         await server.ready()
         for beam in BEAMS:
             right, _ = alone.translate(texts, beam)
@@ -351,7 +351,7 @@ async def latency(options: argparse.Namespace, texts: Sequence[str], alone: Alon
     one that still spin, waiting for more to do, do not disturb the other."""
     rows, wrong = [], list[str]()
     texts = texts[: options.lone]
-    with Server(options.model, options.engine) as server:
+    with Server(options.model, options.backend) as server:
         await server.ready()
         async with Connection(server.port) as one:
             for beam in BEAMS:
@@ -613,7 +613,7 @@ async def mixed(options: argparse.Namespace, texts: Sequence[str], alone: Alone)
     asked = [*texts, *(" ".join(group) for group in groups), *("\n".join(group) + "\n" for group in groups)]
     known = {beam: dict(zip(asked, alone.translate(asked, beam)[0], strict=True)) for beam in BEAMS}
     seconds, seen = options.minutes * 60, list[float]()
-    with Server(options.model, options.engine, "receive=3", "trace_memory=0.02") as server:
+    with Server(options.model, options.backend, "receive=3", "trace_memory=0.02") as server:
         await server.ready()
         began = time.monotonic()
         load = Mixed(server, known, options.seed)
@@ -666,7 +666,7 @@ async def stop(options: argparse.Namespace, texts: Sequence[str], alone: Alone) 
     wrong: list[str] = []
     rounds = []
     for number in range(options.rounds):
-        with Server(options.model, options.engine) as server:
+        with Server(options.model, options.backend) as server:
             await server.ready()
             sent: list[Sent] = []
             tasks = [asyncio.create_task(_until_it_ends(server, i, known, greedy, sent)) for i in range(32)]
@@ -751,21 +751,21 @@ async def _killed(
     options: argparse.Namespace, known: Mapping[tuple[str, ...], list[str]], greedy: Mapping[str, str]
 ) -> float:
     """Kill a service under load; return the seconds until a new one is ready at the same port."""
-    with Server(options.model, options.engine) as server:
+    with Server(options.model, options.backend) as server:
         await server.ready()
         tasks = [asyncio.create_task(_until_it_ends(server, i, known, greedy, [])) for i in range(32)]
         await asyncio.sleep(1)
         server.process.kill()
         server.process.wait()
         await asyncio.wait_for(asyncio.gather(*tasks), 10)
-        with Server(options.model, options.engine, port=server.port) as again:
+        with Server(options.model, options.backend, port=server.port) as again:
             return await again.ready()
 
 
 def _plain(options: argparse.Namespace) -> float:
     """Return the seconds until a process without a service has loaded the model."""
     code = "import sys, sightline; sightline.load(sys.argv[1], backend=sys.argv[2]); print('loaded', flush=True)"
-    command = [sys.executable, "-c", code, str(options.model), options.engine]
+    command = [sys.executable, "-c", code, str(options.model), options.backend]
     began = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:  # noqa: S603
         assert process.stdout is not None
@@ -797,10 +797,10 @@ def main() -> None:
     pairs = itertools.islice(read_pairs(Table(options.pairs)), options.sentences)
     texts = [source for source, _ in pairs]
     parts = {"throughput": throughput, "latency": latency, "mixed": mixed, "stop": stop}
-    kind = options.name or ("torch" if options.engine == "torch" else "")
+    kind = options.name or ("torch" if options.backend == "torch" else "")
     name = "-".join(filter(None, ["serve", "cuda" if torch.cuda.is_available() else "cpu", kind]))
     kept = json.loads((RESULTS / f"{name}.json").read_text()) if (RESULTS / f"{name}.json").exists() else {}
-    settings = {"model": options.model.name, "of": options.pairs.name, "engine": options.engine}
+    settings = {"model": options.model.name, "of": options.pairs.name, "backend": options.backend}
     failed = False
     for part in options.parts:
         with _open(options) as alone, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -819,7 +819,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _open(options: argparse.Namespace) -> Iterator[Alone]:
-    alone = Alone(options.model, options.engine)
+    alone = Alone(options.model, options.backend)
     yield alone
     alone.close()
 
