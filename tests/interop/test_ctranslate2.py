@@ -468,9 +468,10 @@ def test_the_faster_thread_mode_is_measured_and_kept(default, intra, inter, fast
     chosen = measured(modes, intra, inter)
     short = math.ceil(2 / (intra if default == "intra" else inter))
     assert chosen[:short] == [default] * short  # short calls measure nothing
-    assert sorted(chosen[short : short + 14]) == ["inter"] * 7 + ["intra"] * 7
+    other = "inter" if default == "intra" else "intra"
+    assert chosen[short : short + 14] == [default] * 7 + [other] * 7  # the first batch of each does not count
     assert chosen[short + 14 :] == [best] * (40 - short - 14)
-    assert modes.needed() == {best}
+    assert modes.keep(best) == {best}
 
     again = ThreadModes(default, "one machine", file)  # in another process
     assert again.first == best
@@ -486,6 +487,16 @@ def test_entries_of_other_machines_and_kinds_are_kept(tmp_path):
     measured(first, 0.5, 1.0, batch_kind(1, 1))
     kinds = {"beams 4, batch 32": "inter", "beams 1, batch 1": "intra"}
     assert json.loads(file.read_text()) == {"one": kinds, "two": {"beams 4, batch 32": "inter"}}
+
+
+def test_the_only_copy_is_the_one_that_is_measured(tmp_path):
+    modes = ThreadModes("intra", "one machine", tmp_path / "threads.json")
+    assert modes.keep("intra") == {"intra", "inter"}  # nothing is measured yet
+    modes.record(KIND, "intra", 3.0, 100)
+    assert modes.keep("intra") == {"intra"}
+    measured(modes, 1.0, 0.5)
+    measured(modes, 0.5, 1.0, batch_kind(1, 1))
+    assert modes.keep("intra") == {"intra", "inter"}  # one for each kind
 
 
 def test_outliers_do_not_decide(tmp_path):
@@ -504,7 +515,7 @@ def test_a_short_call_uses_the_mode_that_is_loaded(tmp_path):
     assert modes.choose(KIND, {"intra"}) == "intra"
     modes.record(KIND, "intra", 3.0, 100)
     assert modes.choose(KIND, {"intra"}) == "inter"
-    assert modes.needed() == {"inter"}
+    assert modes.keep("inter") == {"inter"}
     modes.restrict("intra")
     assert modes.choose(KIND, {"intra"}) == "intra"
 
@@ -535,11 +546,13 @@ def test_both_thread_modes_find_the_same_answers(words, tmp_path, monkeypatch):
     model, options, file = model_of(ending=3), SearchConfig(beams=2, nbest=2), tmp_path / "threads.json"
     convert(model, words, tmp_path / "model")
     backend = CTranslate2Backend(tmp_path / "model", threads=2, thread_modes=file)
-    one, copies = backend.memory_bytes, []
+    one, copies, loaded = backend.memory_bytes, [], []
     for _ in range(16):
         same(model, backend, options)
         copies.append(backend.memory_bytes // one)
-    assert copies == [1] + [2] * 12 + [1] * 3  # the slower mode is unloaded
+        loaded += backend._translators
+    assert copies == [1] * 16  # threads of a second copy would slow down the measured one
+    assert loaded[:14] == ["inter"] * 7 + ["intra"] * 7
     assert [*json.loads(file.read_text()).values()] == [{"beams 2, batch 4": ANY}]
 
 

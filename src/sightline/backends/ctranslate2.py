@@ -249,18 +249,15 @@ class CTranslate2Backend:
     def _translator(self, kind: str | None) -> tuple[ThreadMode, Any]:
         """Return the translator for a kind of batches; without one, any that is loaded."""
         with self._loading:
-            loaded, needed = self._translators, self._modes.needed()
-            if kind is None:
-                mode = next((each for each in loaded if each in needed), next(iter(loaded)))
-            else:
-                mode = self._modes.choose(kind, loaded)
+            loaded = self._translators
+            mode = next(iter(loaded)) if kind is None else self._modes.choose(kind, loaded)
             if mode not in loaded:
                 try:
                     loaded[mode] = self._open(mode, self._files())
                 except (SightlineError, MemoryError):
                     mode = next(iter(loaded))
                     self._modes.restrict(mode)
-            for other in [each for each in loaded if needed and each not in needed | {mode}]:
+            for other in loaded.keys() - self._modes.keep(mode):
                 del loaded[other]
             return mode, loaded[mode]
 

@@ -45,9 +45,9 @@ class Measurement:
         self.batches: dict[ThreadMode, list[tuple[float, int]]] = {"intra": [], "inter": []}
         """Seconds and tokens of each batch; the first one of a mode does not count: it allocates memory."""
 
-    def complete(self) -> bool:
-        counted = [batches[1:] for batches in self.batches.values()]
-        return all(len(each) >= BATCHES and sum(seconds for seconds, _ in each) >= SECONDS for each in counted)
+    def complete(self, mode: ThreadMode) -> bool:
+        counted = [seconds for seconds, _ in self.batches[mode][1:]]
+        return len(counted) >= BATCHES and sum(counted) >= SECONDS
 
     def rate(self, mode: ThreadMode) -> float:
         """Return the median of the seconds for a token."""
@@ -85,9 +85,7 @@ class ThreadModes:
                 return mode if mode in loaded else next(iter(loaded))
             if kind in self._chosen:
                 return mode
-            # In the order a b b a a b ..., so that a trend of the machine's speed affects both alike.
-            total = sum(map(len, found.batches.values()))
-            return _other(self.default) if total % 4 in (1, 2) else self.default
+            return _other(self.default) if found.complete(self.default) else self.default
 
     def record(self, kind: str, mode: ThreadMode, seconds: float, tokens: int) -> None:
         """Count a batch that was computed in `mode`; `tokens`: of sources and answers."""
@@ -97,21 +95,20 @@ class ThreadModes:
             if kind in self._chosen or before < MEASURE_AFTER:
                 return
             found.batches[mode].append((seconds, tokens))
-            if found.complete():
-                other = _other(self.default)
+            other = _other(self.default)
+            if found.complete(self.default) and found.complete(other):
                 faster = found.rate(other) < WORTH * found.rate(self.default)
                 self._chosen[kind] = other if faster else self.default
                 self._save()
 
-    def needed(self) -> set[ThreadMode]:
-        """Return the modes that the kinds with long searches use; none before there are such."""
+    def keep(self, mode: ThreadMode) -> set[ThreadMode]:
+        """Return the modes whose copy of the model to keep in memory. `mode`: that of the next batch, and the only one
+        while it is measured, because the threads of another copy would slow it down."""
         with self._lock:
-            if self._only is not None:
-                return {self._only}
             used = [kind for kind, found in self._measured.items() if found.spent >= MEASURE_AFTER]
-            if any(kind not in self._chosen for kind in used):
-                return {"intra", "inter"}
-            return {self._chosen[kind] for kind in used}
+            if self._only is not None or any(kind not in self._chosen for kind in used):
+                return {mode}
+            return {mode, *(self._chosen[kind] for kind in used)} if used else {"intra", "inter"}
 
     def restrict(self, mode: ThreadMode) -> None:
         """Use one mode only, from now on."""

@@ -56,7 +56,17 @@ def load(path: str | Path | Sequence[str | Path], options: LoadOptions | None = 
     folders = [ModelFolder(each) for each in ([path] if isinstance(path, str | Path) else path)]
     if not folders:
         raise InputError.of("path", path, "names no model.")
-    device = _device(options.device)
+    device, threads = _device(options.device), torch.get_num_threads()
+    if device == "cpu":
+        # OpenMP keeps the threads that load a model, and threads no longer spin if there are more than processors.
+        torch.set_num_threads(1)
+    try:
+        return _load(folders, device, replace(options, threads=options.threads or threads))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _load(folders: Sequence[ModelFolder], device: str, options: LoadOptions) -> Engine:
     tokenizers = [folder.load_tokenizer() for folder in folders]
     _check_ensemble(folders, tokenizers)
     models: list[nn.Module] = [folder.load_model(device) for folder in folders]
@@ -136,7 +146,7 @@ def _backends(
             CTranslate2Backend(
                 converted_folder(folders[0], models[0], tokenizer, kind),
                 kind,
-                threads=torch.get_num_threads() if options.threads is None else options.threads,
+                threads=options.threads,
                 shortlist=folders[0].file(SHORTLIST) if options.shortlist else None,
                 batch_tokens=options.batch_tokens or BATCH_TOKENS,
             )
