@@ -90,7 +90,7 @@ def test_until_the_model_answers_a_stored_trace_is_shown_and_called_so(visit, tr
     assert "coref" in said.inner_text()
     assert "computed by coref" in page.locator("footer").inner_text()
     words = page.get_by_role("group", name="it reads").get_by_role("button").all_inner_texts()
-    packed = read(WEB / "src" / "stored.bin")
+    packed = read(WEB / "src" / "trace" / "stored.bin")
     assert words == [word.lstrip("▁") for word in packed.tokens["source"]]
     page.get_by_role("group", name="it reads").get_by_role("button").nth(9).hover()
     assert "9" in page.evaluate("[...document.querySelectorAll('.heads .frames')].map((one) => one.dataset.row)")
@@ -102,7 +102,7 @@ def test_until_the_model_answers_a_stored_trace_is_shown_and_called_so(visit, tr
 
 
 def test_the_stored_trace_is_what_the_shipped_model_computes():
-    packed, pair = read(WEB / "src" / "stored.bin"), riddle()[0]
+    packed, pair = read(WEB / "src" / "trace" / "stored.bin"), riddle()[0]
     trace = sightline.load("coref", device="cpu", backend="torch").trace(pair.source, pair.target)
     assert packed.tokens == trace.tokens
     assert packed.names() == [name for name in trace.names() if name.endswith("attention.probabilities")]
