@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,8 @@ def node():
         cannot("this needs npm, and what make web installs")
 
 
-def npm(*arguments):
-    done = subprocess.run(["npm", "run", *arguments], check=False, cwd=WEB, capture_output=True, text=True)
+def npm(*arguments, **options):
+    done = subprocess.run(["npm", "run", *arguments], check=False, cwd=WEB, capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -33,6 +34,13 @@ def test_the_page_that_ships_is_the_one_that_is_built(tmp_path):
     built, shipped = files(tmp_path / "built"), files(STATIC)
     assert built.keys() == shipped.keys()
     assert [name for name in built if built[name] != shipped[name]] == []
+
+
+def test_the_types_of_the_api_are_those_of_the_service(tmp_path):
+    command = [sys.executable, WEB / "openapi.py"]
+    document = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    npm("types", "--", str(tmp_path / "generated.ts"), input=document)
+    assert (WEB / "src" / "generated.ts").read_text("utf-8") == (tmp_path / "generated.ts").read_text("utf-8")
 
 
 def test_types_are_right():
