@@ -1,6 +1,7 @@
 """Print the OpenAPI document of the service, from which `make web` generates web/src/generated.ts."""
 
 import json
+import sys
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,8 +18,11 @@ def document() -> dict[str, Any]:
     service = SimpleNamespace(config=ServeConfig(), metrics=Metrics())  # the document does not depend on the models
     found = create_app(cast("Service", service)).openapi()
     found["paths"] = {path: about for path, about in found["paths"].items() if path.startswith("/v1/")}
-    config = ModelConfig.model_json_schema(mode="serialization", ref_template="#/components/schemas/{model}")
-    found["components"]["schemas"] |= {**config.pop("$defs", {}), "ModelConfig": config}
+    config = ModelConfig.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas = {**config.pop("$defs", {}), "ModelConfig": config}
+    for schema in schemas.values():
+        schema["required"] = list(schema["properties"])  # a trace has all options
+    found["components"]["schemas"] |= schemas
     return found
 
 
@@ -36,4 +40,4 @@ def without_prose(part: Any) -> Any:
 
 
 if __name__ == "__main__":
-    print(json.dumps(without_prose(document()), indent=1, ensure_ascii=False))
+    json.dump(without_prose(document()), sys.stdout, indent=1, ensure_ascii=False)

@@ -402,46 +402,46 @@ export interface components {
              * @default interleaved
              * @enum {string}
              */
-            kind?: "interleaved" | "halves" | "learned" | "rotary" | "none";
+            kind: "interleaved" | "halves" | "learned" | "rotary" | "none";
             /**
              * @default paper
              * @enum {string}
              */
-            frequencies?: "paper" | "tensor2tensor";
+            frequencies: "paper" | "tensor2tensor";
             /** @default 1 */
-            min_timescale?: number;
+            min_timescale: number;
             /** @default 10000 */
-            max_timescale?: number;
+            max_timescale: number;
             /** @default 0 */
-            start?: number;
+            start: number;
             /** @default 4096 */
-            max_length?: number;
+            max_length: number;
         };
         StackConfig: {
             /** @default 6 */
-            layers?: number;
+            layers: number;
             /** @default 8 */
-            heads?: number;
+            heads: number;
             /** @default 2048 */
-            d_ff?: number;
+            d_ff: number;
         };
         ModelConfig: {
             /**
              * @default encoder-decoder
              * @enum {string}
              */
-            architecture?: "encoder-decoder" | "decoder-only" | "encoder-only";
+            architecture: "encoder-decoder" | "decoder-only" | "encoder-only";
             /** @default 37000 */
-            vocab_size?: number;
+            vocab_size: number;
             /** @default null */
-            source_vocab_size?: number | null;
+            source_vocab_size: number | null;
             /**
              * @default all
              * @enum {string}
              */
-            tie?: "all" | "target" | "none";
+            tie: "all" | "target" | "none";
             /** @default 512 */
-            d_model?: number;
+            d_model: number;
             /**
              * @default {
              *       "layers": 6,
@@ -449,7 +449,7 @@ export interface components {
              *       "d_ff": 2048
              *     }
              */
-            encoder?: components["schemas"]["StackConfig"];
+            encoder: components["schemas"]["StackConfig"];
             /**
              * @default {
              *       "layers": 6,
@@ -457,7 +457,7 @@ export interface components {
              *       "d_ff": 2048
              *     }
              */
-            decoder?: components["schemas"]["StackConfig"];
+            decoder: components["schemas"]["StackConfig"];
             /**
              * @default {
              *       "kind": "interleaved",
@@ -468,39 +468,39 @@ export interface components {
              *       "max_length": 4096
              *     }
              */
-            positions?: components["schemas"]["PositionsConfig"];
+            positions: components["schemas"]["PositionsConfig"];
             /**
              * @default relu
              * @enum {string}
              */
-            activation?: "relu" | "gelu" | "gelu-tanh" | "swish" | "swiglu";
+            activation: "relu" | "gelu" | "gelu-tanh" | "swish" | "swiglu";
             /**
              * @default post
              * @enum {string}
              */
-            norm?: "post" | "pre";
+            norm: "post" | "pre";
             /** @default 0.00001 */
-            norm_epsilon?: number;
+            norm_epsilon: number;
             /** @default null */
-            final_norm?: boolean | null;
+            final_norm: boolean | null;
             /** @default true */
-            scale_embedding?: boolean;
+            scale_embedding: boolean;
             /** @default false */
-            embedding_norm?: boolean;
+            embedding_norm: boolean;
             /** @default 0 */
-            segments?: number;
+            segments: number;
             /** @default false */
-            attention_bias?: boolean;
+            attention_bias: boolean;
             /** @default false */
-            classifier_bias?: boolean;
+            classifier_bias: boolean;
             /** @default true */
-            source_end?: boolean;
+            source_end: boolean;
             /** @default 0.1 */
-            dropout?: number;
+            dropout: number;
             /** @default 0 */
-            attention_dropout?: number;
+            attention_dropout: number;
             /** @default 0 */
-            activation_dropout?: number;
+            activation_dropout: number;
         };
     };
     responses: never;

@@ -1,5 +1,10 @@
-import { mount } from "svelte";
-import App from "./app/App.svelte";
-import "./app/app.css";
+/** The page of the service. */
 
-mount(App, { target: document.getElementById("app")! });
+import { mount } from "svelte";
+import Page from "./app/Page.svelte";
+import { AppContext } from "./app/context.svelte";
+import { ROOMS } from "./app/rooms";
+import { browserAddress } from "./app/view.svelte";
+
+const app = new AppContext({ address: browserAddress, storage: localStorage });
+mount(Page, { target: document.getElementById("app")!, props: { app, rooms: ROOMS } });

@@ -1,26 +1,28 @@
-/** Light or dark: as the system says, until the reader says otherwise. */
+/** Light or dark colours: the system's preference until the reader chooses. */
 
 const KEY = "sightline-theme";
 
-class Theme {
-  private own = $state<string | null>(typeof localStorage === "undefined" ? null : localStorage.getItem(KEY));
+export class Theme {
+  private chosen = $state<string | null>(null);
   private system = $state(false);
+  readonly close: () => void;
 
-  constructor() {
-    if (typeof matchMedia === "undefined") return;
-    const dark = matchMedia("(prefers-color-scheme: dark)");
-    this.system = dark.matches;
-    dark.addEventListener("change", () => (this.system = dark.matches));
+  /** `storage`: remembers the choice. */
+  constructor(private storage: Storage | null) {
+    this.chosen = storage?.getItem(KEY) ?? null;
+    const preference = matchMedia("(prefers-color-scheme: dark)");
+    this.system = preference.matches;
+    const changed = () => (this.system = preference.matches);
+    preference.addEventListener("change", changed);
+    this.close = () => preference.removeEventListener("change", changed);
   }
 
   get dark(): boolean {
-    return this.own === null ? this.system : this.own === "dark";
+    return this.chosen === null ? this.system : this.chosen === "dark";
   }
 
-  turn(): void {
-    this.own = this.dark ? "light" : "dark";
-    localStorage.setItem(KEY, this.own);
+  toggle(): void {
+    this.chosen = this.dark ? "light" : "dark";
+    this.storage?.setItem(KEY, this.chosen);
   }
 }
-
-export const theme = new Theme();

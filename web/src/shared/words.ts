@@ -26,13 +26,15 @@ export function alone(token: string): string {
 }
 
 /** A long text is translated in parts, each with an end of its own, which only the number of probabilities tells. */
-export function partsOf({ tokens = [], log_probs = [] }: Translation): number {
-  return Math.max(log_probs.length - tokens.length, 1);
+export function partsOf({ tokens, log_probs }: Translation): number {
+  return Math.max((log_probs ?? []).length - (tokens ?? []).length, 1);
 }
 
 /** Where tokens begin a word: a space is written as ▁, in byte-level vocabularies as Ġ. */
 export function wordsOf(translation: Pick<Translation, "text" | "tokens" | "log_probs">): Word[] {
-  const { text, tokens = [], log_probs = [] } = translation;
+  const { text } = translation;
+  const tokens = translation.tokens ?? [];
+  const log_probs = translation.log_probs ?? [];
   const words: Word[] = [];
   tokens.forEach((token, i) => {
     const spaced = /^[▁Ġ]/.test(token);

@@ -227,7 +227,7 @@ async function embedding(trace: Trace, found: RegExpExecArray, [p, c]: number[])
   const token = place(trace, stack, p);
   const side = trace.words(sideOf(stack)).length ? sideOf(stack) : "source";
   if (part === "tokens") {
-    const id = trace.about.ids[side]![p];
+    const id = trace.manifest.ids[side]![p];
     const weights = await trace.weights(`${path}.tokens.weight`, id);
     return {
       ...NOTHING,

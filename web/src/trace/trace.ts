@@ -3,6 +3,9 @@
  * The bytes are those of docs/reference/trace.md; where they come from (a server, a file, a notebook) is the carrier's.
  */
 
+import type { components } from "../generated";
+
+type Schemas = components["schemas"];
 export type Dtype = "f16" | "f32";
 export type Side = "source" | "target";
 
@@ -13,44 +16,15 @@ export interface Tensor {
   data: Float32Array;
 }
 
-export interface Stack {
-  layers: number;
-  heads: number;
-  d_ff: number;
-}
+export type StackName = "encoder" | "decoder";
+export type ModelConfig = Schemas["ModelConfig"];
 
-/** As `ModelConfig` has it; what the page needs of it. */
-export interface ModelConfig {
-  architecture: "encoder-decoder" | "decoder-only" | "encoder-only";
-  d_model: number;
-  encoder: Stack;
-  decoder: Stack;
-  positions: {
-    kind: "interleaved" | "halves" | "learned" | "rotary" | "none";
-    frequencies: "paper" | "tensor2tensor";
-    min_timescale: number;
-    max_timescale: number;
-    start: number;
-  };
-  activation: "relu" | "gelu" | "gelu-tanh" | "swish" | "swiglu";
-  norm: "post" | "pre";
-  norm_epsilon: number;
-  scale_embedding: boolean;
-  attention_bias: boolean;
-  classifier_bias: boolean;
-}
-
-export interface Manifest {
-  id: string;
-  model: string;
-  /** What the model wrote; nothing, if it only reads. */
-  target: string | null;
-  /** In how many parts the model translates the text, which the trace reads as one. */
-  parts?: number;
+/** The contents of a trace. */
+export interface Manifest extends Omit<Schemas["TraceAnswer"], "config" | "tokens" | "ids" | "parts"> {
+  config: ModelConfig;
   tokens: Partial<Record<Side, string[]>>;
   ids: Partial<Record<Side, number[]>>;
-  config: ModelConfig;
-  tensors: { name: string; axes: string[]; shape: number[] }[];
+  parts?: number;
 }
 
 /** Where bytes come from. */
@@ -73,6 +47,9 @@ function opened(buffer: ArrayBuffer) {
   const length = Number(new DataView(buffer).getBigUint64(8, true));
   return { manifest: JSON.parse(new TextDecoder().decode(bytes.subarray(16, 16 + length))), start: 16 + length };
 }
+
+/** The description at the beginning of a packed trace. */
+export const manifestOf = (buffer: ArrayBuffer) => opened(buffer).manifest;
 
 /** The tensors in a block of bytes. */
 export function read(buffer: ArrayBuffer): Tensor[] {
@@ -106,18 +83,23 @@ export class Trace {
   private rows = new Map<string, Promise<Float32Array>>();
 
   constructor(
-    readonly about: Manifest,
+    readonly manifest: Manifest,
     private carrier: Carrier,
   ) {
-    this.shapes = new Map(about.tensors.map((one) => [one.name, one]));
+    this.shapes = new Map(manifest.tensors.map((one) => [one.name, one]));
   }
 
   get config(): ModelConfig {
-    return this.about.config;
+    return this.manifest.config;
+  }
+
+  /** Whether the model has this stack. Decoder-only models have no encoder, and vice versa. */
+  hasStack(stack: StackName): boolean {
+    return this.words(stack === "encoder" ? "source" : "target").length > 0;
   }
 
   words(side: Side): string[] {
-    return this.about.tokens[side] ?? [];
+    return this.manifest.tokens[side] ?? [];
   }
 
   has(name: string): boolean {
@@ -169,19 +151,6 @@ export class Trace {
     where.set(key, promise);
     promise.catch(() => where.delete(key));
   }
-}
-
-/** A trace that was stored with some of its tensors. What it does not have never comes. */
-export function stored(buffer: ArrayBuffer): Trace {
-  const never = () => new Promise<never>(() => {});
-  const { manifest } = opened(buffer);
-  const own = new Set<string>(manifest.tensors.map((one: Tensor) => one.name));
-  return new Trace(manifest.about, {
-    tensors: (names) => (names.every((name) => own.has(name)) ? Promise.resolve(buffer) : never()),
-    row: never,
-    weights: never,
-    pieces: never,
-  });
 }
 
 /** Where an element stands in a tensor's data. */

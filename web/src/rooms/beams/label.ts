@@ -19,7 +19,7 @@ export function nameOf({ token }: Beam): string {
 
 /** What stands at the right: how likely the token is, and the score of an answer. */
 export const numbersOf = (beam: Beam) =>
-  beam.score === undefined ? chance(beam) : `${chance(beam)}  ${written(beam.score)}`;
+  beam.score == null ? chance(beam) : `${chance(beam)}  ${written(beam.score)}`;
 
 /** Before an end stands a square. */
 export const markOf = ({ token }: Beam) => (token === END ? 14 : 0);
@@ -27,8 +27,11 @@ export const markOf = ({ token }: Beam) => (token === END ? 14 : 0);
 /** A ruler, which knows the fonts of the page. */
 export function ruler(): (beam: Beam) => number {
   const canvas = document.createElement("canvas").getContext("2d")!;
-  const style = getComputedStyle(document.documentElement);
-  const [sans, mono] = ["--sans", "--mono"].map((name) => style.getPropertyValue(name));
+  const probe = document.createElement("div");
+  probe.className = "sightline";
+  document.body.append(probe);
+  const [sans, mono] = ["--sans", "--mono"].map((name) => getComputedStyle(probe).getPropertyValue(name));
+  probe.remove();
   const long = (text: string, font: string) => {
     canvas.font = font;
     return canvas.measureText(text).width;

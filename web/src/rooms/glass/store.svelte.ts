@@ -1,99 +1,176 @@
-/** What the glass shows: which word is followed, where its heads look, and how far the model has come. */
+/** The trace in the glass, the word under the pointer, the pictures of the heads, and the clock. */
 
-import { nodeFrom, nodeName, sideOf, type Node } from "../../trace/lineage";
+import { useApp, type AppContext } from "../../app/context.svelte";
+import { RESET, searchOf } from "../../app/view.svelte";
+import { taskOf } from "../../shared/models";
 import { word } from "../../shared/numbers";
-import { session } from "../../app/session.svelte";
-import { row, type Side, type Tensor, type Trace } from "../../trace/trace";
-import { go, tokenAt, view } from "../../app/view.svelte";
+import { Latest, Problem, Unreachable } from "../../shared/request.svelte";
+import { effective } from "../../app/search";
+import { attentionFrom, attentions } from "../../trace/attention";
+import { serverCarrier, storedTrace } from "../../trace/carriers";
+import { nodeFrom, nodeName, sideOf, type Node } from "../../trace/lineage";
+import storedAt from "../../trace/stored.bin?url";
+import { row, Trace, type Manifest, type Side, type StackName, type Tensor } from "../../trace/trace";
+import { tokenAt } from "./view";
 
 export interface Token {
   side: Side;
   at: number;
 }
 
-export type Which = "self" | "cross";
-
-/** An attention of the model: encoder.layers.0.self_attention. */
-export interface Attention {
-  path: string;
-  stack: "encoder" | "decoder";
-  layer: number;
-  which: Which;
-  queries: Side;
-  keys: Side;
-}
-
-/** Above so many tokens, pictures come layer by layer as they are scrolled to. */
+/** Above this number of tokens, the pictures of a layer are loaded when it scrolls into view. */
 export const MANY = 128;
 
-const NAME = /^(encoder|decoder)\.layers\.(\d+)\.(self|cross)_attention$/;
+/** Milliseconds without an answer before the stored trace is shown. */
+const SOON = 300;
 
-export function attentionFrom(path: string): Attention | null {
-  const found = NAME.exec(path);
-  if (!found) return null;
-  const stack = found[1] as "encoder" | "decoder";
-  const which = found[3] as Which;
-  const queries: Side = stack === "encoder" ? "source" : "target";
-  return { path, stack, layer: Number(found[2]), which, queries, keys: which === "cross" ? "source" : queries };
-}
-
-const known = new WeakMap<Trace, Attention[]>();
-
-/** The attentions of a model, in the order in which it computes them. */
-export function attentions(trace: Trace): Attention[] {
-  if (!known.has(trace)) {
-    const names = trace.about.tensors.map((one) => one.name).filter((name) => name.endsWith("_attention.probabilities"));
-    known.set(trace, names.map((name) => attentionFrom(name.slice(0, -".probabilities".length))!));
-  }
-  return known.get(trace)!;
-}
-
-class Glass {
-  /** The word under the pointer; the one that was chosen is in the address. */
+export class GlassStore {
+  /** The word under the pointer; the selected one is in the address. */
   hover = $state.raw<Token | null>(null);
-  /** Weights of attentions, as far as they have come: a new map each time. */
-  pictures = $state.raw<ReadonlyMap<string, Tensor>>(new Map());
-  private of: Trace | null = null;
+  private live: Latest<Trace>;
+  private placeholder = $state.raw<Trace | null>(null);
+  /** Attention weights of a trace that have arrived: a new map each time. */
+  private pictures = $state.raw<{ of: Trace | null; weights: ReadonlyMap<string, Tensor> }>({ of: null, weights: new Map() });
+  private started = false;
+  private renewed: Trace | null = null;
 
-  get chosen(): Token | null {
-    const token = tokenAt(view.word);
-    return token && token.at < (session.trace?.words(token.side).length ?? 0) ? token : null;
+  constructor(private app: AppContext) {
+    this.live = new Latest<Trace>(app.connection, () => {
+      this.placeholder = null;
+      return false;
+    });
+  }
+
+  get trace(): Trace | null {
+    return this.app.trace ?? this.live.value ?? this.placeholder;
+  }
+
+  /** Whether the trace is the one stored with the page, until the model answers. */
+  get isStored(): boolean {
+    return this.trace !== null && this.trace === this.placeholder;
+  }
+
+  get waiting(): boolean {
+    return this.live.waiting;
+  }
+
+  get problem(): string {
+    return this.live.problem;
+  }
+
+  /** Whether the target was given to the model: by the reader, or as the translations of several parts. */
+  get given(): boolean {
+    return this.app.view.target !== "" || (this.trace?.manifest.parts ?? 1) > 1;
+  }
+
+  /** Trace the model with the text of the view. */
+  look(): void {
+    const { view, model, api, connection } = this.app;
+    const text = view.text.trim().replace(/\s*\n\s*/g, " "); // a trace has one line
+    if (!this.started) void this.showStored();
+    this.started = true;
+    if (!text) {
+      this.placeholder = null;
+      return this.live.clear();
+    }
+    if (!model) return;
+    const { name } = model;
+    const target = view.target || null;
+    const search = effective(searchOf(view));
+    const sampled = target === null && search.sample && taskOf(model) === "translate";
+    void this.live.ask([name, text, target ?? JSON.stringify(search)], async (signal) => {
+      // The service traces a search, not a sample. So the sample is drawn first, as Translate does it.
+      const drawn = sampled ? (await api.stream(name, text, search, () => {}, signal)).text : target;
+      const manifest = (await api.trace(name, text, drawn, search, signal)) as Manifest;
+      return new Trace(manifest, serverCarrier(connection, manifest));
+    });
+  }
+
+  /** A request for numbers of the trace. If the service no longer has the trace, it is traced once more. */
+  numbers<T>(): Latest<T> {
+    return new Latest<T>(this.app.connection, (problem) => this.renew(problem));
+  }
+
+  private renew({ status }: Problem): boolean {
+    const trace = this.live.value;
+    if (status !== 404 || !trace || trace === this.renewed) return false;
+    this.renewed = trace;
+    this.live.cancel();
+    this.look();
+    return true;
+  }
+
+  /** Until the model answers, show a real trace that is stored with the page. */
+  private async showStored(): Promise<void> {
+    await new Promise((done) => setTimeout(done, SOON));
+    const empty = () => !this.trace && !this.problem && this.app.view.text.trim() !== "";
+    if (!empty()) return;
+    const { connection } = this.app;
+    const bytes = await connection.read(connection.send(storedAt), (answer) => answer.arrayBuffer()).catch(() => null);
+    if (bytes && empty()) this.placeholder = storedTrace(bytes);
+  }
+
+  // --- Words
+
+  get selected(): Token | null {
+    const token = tokenAt(this.app.view.word);
+    return token && token.at < (this.trace?.words(token.side).length ?? 0) ? token : null;
   }
 
   get active(): Token | null {
-    return this.hover ?? this.chosen;
+    return this.hover ?? this.selected;
   }
 
-  /** The position that is opened in a stack: the chosen word's, or the last one that is there; -1: none is yet. */
+  /** Select a word, or end its selection. */
+  select(token: Token): void {
+    const name = `${token.side[0]}${token.at}`;
+    this.app.go({ word: this.app.view.word === name ? "" : name, key: -1 });
+  }
+
+  deselect(): void {
+    this.app.go({ word: "", key: -1 });
+  }
+
+  /** The position that opened boxes show: the selected word, or the last one that is read; -1: none yet. */
   position(side: Side): number {
-    const token = this.chosen;
+    const token = this.selected;
     if (token?.side === side) return token.at;
-    const last = (session.trace?.words(side).length ?? 1) - 1;
+    const last = (this.trace?.words(side).length ?? 1) - 1;
     return side === "target" ? Math.min(last, this.written - 1) : last;
   }
 
-  // --- The clock: first the encoder, layer by layer; then a target token in each step.
+  // --- The explained number
+
+  get explained(): Node | null {
+    return nodeFrom(this.app.view.why);
+  }
+
+  explain(node: Node): void {
+    this.app.go({ why: nodeName(node) });
+  }
+
+  // --- The clock: first the encoder, layer by layer; then a target token in each step
 
   get encoderFrames(): number {
-    const { trace } = session;
-    return trace?.words("source").length ? trace.config.encoder.layers + 1 : 0;
+    const { trace } = this;
+    return trace?.hasStack("encoder") ? trace.config.encoder.layers + 1 : 0;
   }
 
   get frames(): number {
-    return this.encoderFrames + (session.trace?.words("target").length ?? 0);
+    return this.encoderFrames + (this.trace?.words("target").length ?? 0);
   }
 
-  /** Where the clock stands; at its end where nothing else is said. */
   get frame(): number {
-    return view.step < 0 ? this.frames : Math.min(view.step, this.frames);
+    const { step } = this.app.view;
+    return step < 0 ? this.frames : Math.min(step, this.frames);
   }
 
-  /** Layers of the encoder that are done; -1: not even the embedding. */
+  /** Encoder layers that are computed; -1: not even the embedding. */
   get encoded(): number {
     return Math.min(this.frame, this.encoderFrames) - 1;
   }
 
-  /** Target tokens that are read. */
+  /** Target tokens that the decoder has read. */
   get written(): number {
     return Math.max(this.frame - this.encoderFrames, 0);
   }
@@ -102,75 +179,79 @@ class Glass {
     return this.frame >= this.frames;
   }
 
-  /** Words of a side that are read: of the source all at once. */
+  /** Words of a side that are read: those of the source all together. */
   read(side: Side): number {
-    return side === "target" ? this.written : this.encoded < 0 ? 0 : (session.trace?.words(side).length ?? 0);
+    return side === "target" ? this.written : this.encoded < 0 ? 0 : (this.trace?.words(side).length ?? 0);
   }
 
-  /** Whether nothing is computed yet in a part of a stack: 0 is its embedding, then come its layers; with the last, the top. */
-  ahead(stack: string, layer: number): boolean {
+  /** Whether a part of a stack is not computed yet. Part 0 is the embedding; the last layer includes the top. */
+  pending(stack: StackName, layer: number): boolean {
     return stack === "encoder" ? this.encoded < layer : this.written === 0;
   }
 
-  /** Why what is opened in a part of a stack cannot be shown at this step, and the step from which it can. */
-  waits(stack: string, layer: number): { says: string; until: number } | null {
+  /** Why a part of a stack is empty at this step, and the first step that fills it. */
+  reasonEmpty(stack: StackName, layer: number): { reason: string; until: number } | null {
     const at = this.position(sideOf(stack));
-    if (this.ahead(stack, layer)) {
+    if (this.pending(stack, layer)) {
       const until = stack === "encoder" ? layer + 1 : this.encoderFrames + Math.max(at, 0) + 1;
-      return { says: "Nothing is computed here yet at this step.", until };
+      return { reason: "Not computed yet at this step.", until };
     }
     if (stack === "encoder" || at < this.written) return null;
-    const token = word(session.trace?.words("target")[at] ?? "");
-    return { says: `“${token}” is not read yet at this step: nothing is computed for it here.`, until: this.encoderFrames + at + 1 };
+    const token = word(this.trace?.words("target")[at] ?? "");
+    return { reason: `“${token}” is not read yet at this step.`, until: this.encoderFrames + at + 1 };
   }
 
-  /** The clock is set; at its end the address says nothing of it. */
-  set(frame: number): void {
-    go({ step: frame >= this.frames ? -1 : Math.max(frame, 0) }, "replace");
+  /** Move the clock. Its end is not part of the address. */
+  moveTo(frame: number): void {
+    this.app.go({ step: frame >= this.frames ? -1 : Math.max(frame, 0) }, "replace");
   }
 
   // --- Heads
 
   heads(count: number): number[] {
-    const chosen = view.heads.split("-").filter((text) => /^\d+$/.test(text)).map(Number).filter((head) => head < count);
+    const parts = this.app.view.heads.split("-").filter((text) => /^\d+$/.test(text));
+    const chosen = parts.map(Number).filter((head) => head < count);
     return chosen.length ? [...new Set(chosen)] : [0];
   }
 
-  /** Get the weights of attentions, those that are not there yet. */
-  async fetch(trace: Trace, paths: string[]): Promise<void> {
-    if (this.of !== trace) {
-      this.of = trace;
-      this.pictures = new Map();
-    }
-    const names = paths.map((path) => `${path}.probabilities`).filter((name) => !this.pictures.has(name));
+  /** Load the weights of attentions. */
+  async load(trace: Trace, paths: string[]): Promise<void> {
+    if (this.pictures.of !== trace) this.pictures = { of: trace, weights: new Map() };
+    const names = paths.map((path) => `${path}.probabilities`).filter((name) => !this.pictures.weights.has(name));
     if (!names.length) return;
-    const found = await session.reach(() => trace.tensors(names, "f16"));
-    if (!found || this.of !== trace) return;
-    this.pictures = new Map([...this.pictures, ...found.map((one) => [one.name, one] as const)]);
+    try {
+      const found = await trace.tensors(names, "f16");
+      if (this.pictures.of !== trace) return;
+      const weights = new Map([...this.pictures.weights, ...found.map((one) => [one.name, one] as const)]);
+      this.pictures = { of: trace, weights };
+    } catch (error) {
+      if (error instanceof Unreachable) this.app.connection.whenBack(() => void this.load(trace, paths));
+      else if (!(error instanceof Problem)) throw error;
+      else this.renew(error);
+    }
   }
 
-  /** Of the sentence on screen: those of the one before have other words. */
   weights(path: string): Tensor | undefined {
-    const found = this.pictures.get(`${path}.probabilities`); // first: whoever asks is told when there are others
-    return session.trace === this.of ? found : undefined;
+    const { of, weights } = this.pictures;
+    return of === this.trace ? weights.get(`${path}.probabilities`) : undefined;
   }
 
   /**
-   * How much of the active word's attention each word of a side has. In the attention that is open, by its chosen heads;
-   * else the mean over all layers and heads that look at this side.
+   * The share of the active word's attention that each word of a side gets: in the open attention by its chosen heads,
+   * otherwise the mean over all layers and heads that look at this side.
    */
   shades(trace: Trace, side: Side): Float32Array {
     const shades = new Float32Array(trace.words(side).length);
     const token = this.active;
     if (!token || token.at >= this.read(token.side)) return shades;
-    const opened = attentionFrom(view.open);
-    const able = attentions(trace).filter((one) => one.queries === token.side && one.keys === side);
-    const from = opened && opened.queries === token.side && opened.keys === side ? [opened] : able;
+    const looks = (one: { queries: Side; keys: Side }) => one.queries === token.side && one.keys === side;
+    const open = attentionFrom(this.app.view.open);
+    const single = open && looks(open) ? open : null;
     let count = 0;
-    for (const { path } of from) {
+    for (const { path } of single ? [single] : attentions(trace).filter(looks)) {
       const weights = this.weights(path);
       if (!weights) continue;
-      const heads = from.length === 1 && opened?.path === path ? this.heads(weights.shape[0]) : [...Array(weights.shape[0]).keys()];
+      const heads = single ? this.heads(weights.shape[0]) : [...Array(weights.shape[0]).keys()];
       for (const head of heads) {
         row(weights, head, token.at).forEach((weight, i) => (shades[i] += weight));
         count++;
@@ -178,18 +259,11 @@ class Glass {
     }
     return count ? shades.map((weight) => weight / count) : shades;
   }
+
+  /** Show another text. */
+  show(text: string, how: "push" | "replace"): void {
+    this.app.go({ ...RESET, text }, how);
+  }
 }
 
-export const glass = new Glass();
-
-/** The number that is explained. */
-export const explained = (): Node | null => nodeFrom(view.why);
-
-export const explain = (node: Node) => go({ why: nodeName(node) });
-
-const named = (token: Token) => `${token.side[0]}${token.at}`;
-
-/** A word is chosen; once more, and it is let go. */
-export const follow = (token: Token) => go({ word: view.word === named(token) ? "" : named(token), key: -1 });
-
-export const letGo = () => go({ word: "", key: -1 });
+export const useGlass = () => useApp().use(GlassStore);

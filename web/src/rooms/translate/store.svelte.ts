@@ -1,168 +1,139 @@
-/**
- * The translation of the sentence on screen: the model's own, and what the reader made of it. It outlives the room, so
- * that coming back shows what was there.
- */
+/** The translation of the text: the model's own, and the reader's choice. */
 
-import * as api from "../../shared/api";
-import { session } from "../../app/session.svelte";
-import { effective, grows } from "../../shared/search";
+import { useApp, type AppContext } from "../../app/context.svelte";
+import type { Search, Translation } from "../../shared/api";
+import { Latest } from "../../shared/request.svelte";
+import { effective, streams } from "../../app/search";
 
 export interface Answer {
   model: string;
   source: string;
-  search: api.Search;
-  translation: api.Translation;
+  search: Search;
+  translation: Translation;
 }
 
-type Wanted = Omit<Answer, "translation">;
+type Request = Omit<Answer, "translation">;
 
-const sameText = (one: Wanted, other: Wanted) => one.model === other.model && one.source === other.source;
-const sameSearch = (one: Wanted, other: Wanted) => JSON.stringify(one.search) === JSON.stringify(other.search);
+const sameText = (one: Request, other: Request) => one.model === other.model && one.source === other.source;
+const sameSearch = (one: Request, other: Request) => JSON.stringify(one.search) === JSON.stringify(other.search);
 
-/** Milliseconds that an option must rest: a slider passes many values. */
+/** Milliseconds without a change before a request: a slider passes many values. */
 const REST = 150;
 
-export class Translating {
-  own = $state.raw<Answer | null>(null);
+export class TranslateStore {
   /** The answer to the same text with other options, before this one. */
   before = $state.raw<Answer | null>(null);
-  /** What the reader made the model write instead. */
-  chosen = $state.raw<Answer | null>(null);
-  /** As much as has come of the answer that is on its way. */
-  growing = $state<string | null>(null);
-  busy = $state(false);
-  problem = $state("");
+  /** The part of the next answer that has arrived. */
+  partial = $state<string | null>(null);
+  private answer: Latest<Answer>;
+  private choice: Latest<Answer>;
   private model = "";
-  private asked = "";
-  private askedChoice = "";
-  private rest: ReturnType<typeof setTimeout> | undefined;
-  private leave = new AbortController();
-  private leaveChoice = new AbortController();
-  private cuts = new Map<string, Promise<string[] | undefined>>();
+  private tokens = new Map<string, Promise<string[]>>();
 
-  /** Have the translation of a text, unless it is there or on its way. */
-  look(model: string, text: string, search: api.Search, target: string): void {
-    this.only(model);
-    const wanted = { model, source: text.trim(), search: effective(search) };
-    this.lookOwn(wanted);
-    void this.lookChosen(wanted, target.trim());
+  constructor(private app: AppContext) {
+    const refused = () => {
+      this.before = this.partial = null;
+      return false;
+    };
+    this.answer = new Latest<Answer>(app.connection, refused);
+    this.choice = new Latest<Answer>(app.connection);
   }
 
-  /** What another model wrote is not shown under this one's name. */
-  only(model: string): void {
-    if (this.model === model) return;
+  /** The model's own translation. */
+  get own(): Answer | null {
+    return this.answer.value;
+  }
+
+  /** The target that the reader chose, scored by the model. */
+  get chosen(): Answer | null {
+    return this.choice.value;
+  }
+
+  get busy(): boolean {
+    return this.answer.waiting;
+  }
+
+  get problem(): string {
+    return this.answer.problem || this.choice.problem;
+  }
+
+  /** Request the translation of a text and the score of a target. */
+  look(model: string, text: string, search: Search, target: string): void {
+    if (model !== this.model) this.clear(); // an answer never appears under the name of another model
     this.model = model;
-    this.own = this.before = this.chosen = this.growing = null;
-    this.problem = this.asked = this.askedChoice = "";
-    this.leave.abort();
-    this.leaveChoice.abort();
-    clearTimeout(this.rest);
+    const request = { model, source: text.trim(), search: effective(search) };
+    this.translate(request);
+    this.score(request, target.trim());
   }
 
-  /** Ask once more for the same. */
-  again(model: string, text: string, search: api.Search, target: string): void {
-    this.asked = this.askedChoice = "";
+  /** Request the same once more. */
+  repeat(model: string, text: string, search: Search, target: string): void {
+    this.answer.cancel();
+    this.choice.cancel();
     this.look(model, text, search, target);
   }
 
   /**
-   * The tokens of an answer as its text is cut when it is read again, which is what positions count. A sample may have
-   * been drawn in smaller ones.
+   * The tokens that positions of alternatives count: those of the text when the model reads it. A sample may consist of
+   * others.
    */
-  async cut(answer: Answer): Promise<string[]> {
-    const { model, source, translation } = answer;
+  async readTokens({ model, source, translation }: Answer): Promise<string[]> {
     const key = JSON.stringify([model, source, translation.text]);
-    if (!this.cuts.has(key)) {
-      this.cuts.clear();
-      const scored = asking(() => api.score(model, source, translation.text));
-      this.cuts.set(key, scored.then(({ found }) => found?.tokens));
+    let found = this.tokens.get(key);
+    if (!found) {
+      found = this.app.api.score(model, source, translation.text).then(({ tokens }) => tokens);
+      this.tokens.clear();
+      this.tokens.set(key, found);
+      found.catch(() => this.tokens.delete(key));
     }
-    const found = await this.cuts.get(key);
-    if (!found) this.cuts.delete(key);
-    return found ?? translation.tokens ?? [];
+    return found;
   }
 
-  private lookOwn(wanted: Wanted): void {
-    const key = JSON.stringify(wanted);
-    if (key === this.asked) return;
-    this.asked = key;
-    this.leave.abort();
-    clearTimeout(this.rest);
-    this.problem = "";
-    this.busy = wanted.source !== "";
-    if (!this.busy) this.own = this.before = this.growing = null;
-    else if (this.own && sameText(this.own, wanted)) this.rest = setTimeout(() => this.ask(wanted), REST);
-    else void this.ask(wanted);
+  private clear(): void {
+    this.answer.clear();
+    this.choice.clear();
+    this.before = this.partial = null;
   }
 
-  private async ask(wanted: Wanted): Promise<void> {
-    this.leave = new AbortController();
-    const { signal } = this.leave;
-    const { model, source, search } = wanted;
-    let grown = "";
-    const told = (more: string) => {
-      if (!signal.aborted) this.growing = grown += more;
-    };
-    const { found, problem } = await asking(() =>
-      grows(search)
-        ? api.stream(model, source, search, "", told, signal)
-        : api.translate(model, source, search, "", signal),
-    );
-    if (signal.aborted) return;
-    this.busy = false;
-    this.problem = problem;
-    if (found) {
-      const last = this.own && sameText(this.own, wanted) ? this.own : null;
-      if (!last || !sameSearch(last, wanted)) this.before = last;
-      this.own = { ...wanted, translation: found };
-      this.growing = null;
-    } else if (problem) this.own = this.before = this.growing = null;
-    else this.asked = ""; // the server is away: what is there stays, and is asked for again
-  }
-
-  private async lookChosen(wanted: Wanted, target: string): Promise<void> {
-    const { model, source, search } = wanted;
-    const key = target && source ? JSON.stringify([model, source, target]) : "";
-    if (key === this.askedChoice) return;
-    this.askedChoice = key;
-    this.leaveChoice.abort();
-    this.leaveChoice = new AbortController();
-    const { signal } = this.leaveChoice;
-    if (this.own) this.problem = ""; // it was of the last choice
-    if (!key) {
-      this.chosen = null;
+  private translate(request: Request): void {
+    const { model, source, search } = request;
+    if (!source) {
+      this.answer.clear();
+      this.before = this.partial = null;
       return;
     }
-    const { found, problem } = await asking(() => api.score(model, source, target, signal));
-    if (signal.aborted) return;
-    if (found) {
-      const { tokens, log_probs, log_prob } = found;
-      const score = log_prob / log_probs.length ** search.length_penalty;
-      this.chosen = { ...wanted, translation: { text: target, tokens, log_probs, score } };
-    } else {
-      this.chosen = null;
-      this.problem ||= problem;
-      if (!problem) this.askedChoice = "";
+    const last = this.own && sameText(this.own, request) ? this.own : null;
+    const work = async (signal: AbortSignal): Promise<Answer> => {
+      let text = "";
+      const report = (piece: string) => {
+        if (!signal.aborted) this.partial = text += piece;
+      };
+      const { api } = this.app;
+      const translation = await (streams(search)
+        ? api.stream(model, source, search, report, signal)
+        : api.translate(model, source, search, signal));
+      if (!signal.aborted) {
+        if (!last || !sameSearch(last, request)) this.before = last;
+        this.partial = null;
+      }
+      return { ...request, translation };
+    };
+    void this.answer.ask([JSON.stringify(request)], work, last ? REST : 0);
+  }
+
+  private score(request: Request, target: string): void {
+    const { model, source, search } = request;
+    if (!target || !source) {
+      this.choice.clear();
+      return;
     }
+    const work = async (signal: AbortSignal): Promise<Answer> => {
+      const { tokens, log_probs, log_prob } = await this.app.api.score(model, source, target, signal);
+      const score = log_prob / log_probs.length ** search.length_penalty;
+      return { ...request, translation: { text: target, tokens, log_probs, score } };
+    };
+    void this.choice.ask([model, source, target, search.length_penalty], work);
   }
 }
 
-/** Ask the server: what it says, or its problem in words; neither where it is away or nobody waits any longer. */
-export async function asking<T>(work: () => Promise<T>): Promise<{ found?: T; problem: string }> {
-  let problem = "";
-  const found = await session.reach(async () => {
-    try {
-      return await work();
-    } catch (error) {
-      if (error instanceof api.Problem && !error.gone) {
-        problem = error.message;
-        return undefined;
-      }
-      // So browsers name a connection that breaks off while an answer comes.
-      throw error instanceof TypeError ? new api.Problem(0, "The server broke off.") : error;
-    }
-  });
-  return { found, problem };
-}
-
-export const translating = new Translating();
+export const useTranslate = () => useApp().use(TranslateStore);

@@ -1,26 +1,26 @@
 /** The options of a search, as far as they matter, and in words. */
 
-import type { Search } from "./api";
-import { counted } from "./numbers";
-import { FIRST, searchOf } from "../app/view.svelte";
+import type { Search } from "../shared/api";
+import { counted } from "../shared/numbers";
+import { FIRST, searchOf } from "./view.svelte";
 
 /** What has no effect is as at first, so that two searches that do the same are equal. */
 export function effective(search: Search): Search {
-  const { beam, length_penalty, ...drawing } = search;
+  const { beams, length_penalty, ...drawing } = search;
   const usual = searchOf(FIRST);
   if (search.sample) return { ...usual, ...drawing };
-  return { ...usual, beam, length_penalty: beam > 1 ? length_penalty : usual.length_penalty };
+  return { ...usual, beams, length_penalty: beams > 1 ? length_penalty : usual.length_penalty };
 }
 
 /** Several beams change their mind; one never does, nor does a sample, so that these can be told as they grow. */
-export const grows = (search: Search) => search.sample || search.beam === 1;
+export const streams = (search: Search) => search.sample || search.beams === 1;
 
 /** What comes after “with”. */
 export function described(search: Search): string {
   const usual = searchOf(FIRST);
   if (!search.sample) {
     const penalty = search.length_penalty === usual.length_penalty ? "" : `, length penalty ${search.length_penalty}`;
-    return counted(search.beam, "beam") + penalty;
+    return counted(search.beams, "beam") + penalty;
   }
   const said = [`seed ${search.seed}`];
   if (search.temperature !== usual.temperature) said.push(`temperature ${search.temperature}`);
