@@ -1,8 +1,8 @@
 /** The page of the service. */
 
 import { mount } from "svelte";
-import Page from "./app/Page.svelte";
 import { AppContext } from "./app/context.svelte";
+import Page from "./app/Page.svelte";
 import { ROOMS } from "./app/rooms";
 import { browserAddress } from "./app/view.svelte";
 

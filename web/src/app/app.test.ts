@@ -88,7 +88,7 @@ test("two apps on one page share nothing", async () => {
   expect(new Set(ids).size).toBe(ids.length);
 });
 
-test("a room is shown if the served models have what it needs", async () => {
+test("a room is shown if the served models meet its needs", async () => {
   const needy: Room = { ...ROOMS[0], name: "lab", title: "Lab", needs: { tasks: ["write"], models: 2 } };
   const rooms = [...ROOMS, needy];
   const writer = start({ fetch: service([model("gpt", "decoder-only")]), address: memoryAddress("?room=glass") }, rooms);

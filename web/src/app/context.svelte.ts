@@ -23,7 +23,7 @@ export class AppContext {
   readonly theme: Theme;
   /** The served models; the first is the default. */
   models = $state.raw<Model[]>([]);
-  /** Why the service does not say which models it serves. */
+  /** Why the service refused to list its models. */
   problem = $state("");
   readonly trace: Trace | null;
   private viewState: ViewState;
@@ -64,7 +64,7 @@ export class AppContext {
     this.models = await this.api.models();
   }
 
-  /** Return this app's instance of a store. A store outlives its room, so that returning shows the same. */
+  /** Return this app's instance of a store. A store outlives its room, so that its content stays. */
   use<Store>(Kind: new (app: AppContext) => Store): Store {
     if (!this.stores.has(Kind)) this.stores.set(Kind, new Kind(this));
     return this.stores.get(Kind) as Store;

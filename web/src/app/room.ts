@@ -11,6 +11,6 @@ export interface Room {
   about: string;
   needs: Needs;
   component: Component;
-  /** The model that computed what the room shows. After a change of the model, this is the last one until the new one answers. */
+  /** The model that computed the content: after a change of the model, the last one until the new one answers. */
   computedBy: (app: AppContext) => string | undefined;
 }

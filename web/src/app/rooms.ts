@@ -1,4 +1,4 @@
-/** The rooms, in the order of the navigation. A room is shown if the served models have what it needs. */
+/** The rooms, in the order of the navigation. A room is shown if the served models meet its needs. */
 
 import { beams } from "../rooms/beams";
 import { glass } from "../rooms/glass";

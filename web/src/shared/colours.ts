@@ -1,6 +1,6 @@
 /**
- * What colours mean. Weights go from the paper's white to a deep blue; signed numbers from orange over nothing to blue,
- * which people who confuse red and green tell apart; each head has a colour of its own.
+ * Colours of numbers. Weights are white to dark blue, signed numbers orange over white to blue, which is safe for colour
+ * blindness. Each head has its own colour.
  */
 
 export type Rgb = [number, number, number];
@@ -18,13 +18,13 @@ const mix = (from: Rgb, to: Rgb, share: number): Rgb => [
   from[2] + (to[2] - from[2]) * share,
 ];
 
-/** From 0 to 1. Small weights are lifted a little, so that they are seen. */
+/** The colour of a weight from 0 to 1; the square root keeps small weights visible. */
 export function weightColour(weight: number, dark: boolean): Rgb {
   const { none, most } = dark ? DARK : LIGHT;
   return mix(none, most, Math.sqrt(Math.min(Math.max(weight, 0), 1)));
 }
 
-/** From -most over 0 to most. */
+/** The colour of a number from -most to most. */
 export function signedColour(value: number, most: number, dark: boolean): Rgb {
   const scheme = dark ? DARK : LIGHT;
   if (!Number.isFinite(value)) return mix(scheme.none, dark ? [255, 255, 255] : [0, 0, 0], 0.12);
@@ -39,7 +39,7 @@ export function fromHex(hex: string): Rgb {
   return [value >> 16, (value >> 8) & 255, value & 255];
 }
 
-/** Colours worked out beforehand, so that a picture only looks them up: that is what makes many pictures quick. */
+/** A table of colours, which makes pictures fast. */
 export interface Scale {
   colours: Uint32Array;
   index: (value: number) => number;
@@ -48,14 +48,14 @@ export interface Scale {
 const LEVELS = 256;
 const packed = ([r, g, b]: Rgb) => ((255 << 24) | (Math.round(b) << 16) | (Math.round(g) << 8) | Math.round(r)) >>> 0;
 
-/** Of weights from 0 to 1, in `most` at 1. */
+/** The scale of weights from 0 to 1; `most` is the colour of 1. */
 export function weightScale(dark: boolean, most: Rgb = (dark ? DARK : LIGHT).most): Scale {
   const { none } = dark ? DARK : LIGHT;
   const colours = Uint32Array.from({ length: LEVELS }, (_, i) => packed(mix(none, most, i / (LEVELS - 1))));
   return { colours, index: (weight) => Math.round(Math.sqrt(Math.min(Math.max(weight, 0), 1)) * (LEVELS - 1)) };
 }
 
-/** Of numbers from -most to most; the last colour is for what is not finite. */
+/** The scale of numbers from -most to most; the last colour is that of infinity. */
 export function signedScale(dark: boolean, most: number): Scale {
   const values = Array.from({ length: LEVELS }, (_, i) => (i / (LEVELS - 1)) * 2 - 1);
   const colours = Uint32Array.from([...values.map((value) => signedColour(value, 1, dark)), signedColour(Infinity, 1, dark)], packed);
@@ -66,7 +66,7 @@ export function signedScale(dark: boolean, most: number): Scale {
   };
 }
 
-/** A matrix as a picture, a pixel a cell; where there are more than `most` a side, the largest of each block. */
+/** A matrix as a picture with one pixel per cell. Above `most` per side, a pixel is the largest of a block. */
 export function picture(data: Float32Array, rows: number, columns: number, { colours, index }: Scale, most = 128): ImageData {
   const high = Math.max(Math.min(rows, most), 1);
   const wide = Math.max(Math.min(columns, most), 1);
@@ -90,8 +90,8 @@ export function picture(data: Float32Array, rows: number, columns: number, { col
 
 let sheet: HTMLCanvasElement | undefined;
 
-/** A picture as the address of an image. */
-export function address(image: ImageData): string {
+/** A picture as a data URL. */
+export function dataUrl(image: ImageData): string {
   sheet ??= document.createElement("canvas");
   sheet.width = image.width;
   sheet.height = image.height;

@@ -1,4 +1,4 @@
-/** What the served models can do. Only this file knows how a model says so. */
+/** Tasks of the served models. Only this file reads them from a model's description. */
 
 import type { Model } from "./api";
 
@@ -9,7 +9,7 @@ const TASKS: Record<string, Task> = { "encoder-decoder": "translate", "decoder-o
 
 export const taskOf = (model: Model): Task => TASKS[model.architecture];
 
-/** What a room needs of the served models. */
+/** Requirements of a room. */
 export interface Needs {
   /** One of these tasks. */
   tasks: Task[];
@@ -21,5 +21,5 @@ export const suits = (model: Model, { tasks }: Needs) => tasks.includes(taskOf(m
 
 export const suitable = (models: Model[], needs: Needs) => models.filter((model) => suits(model, needs));
 
-/** Whether the served models have all that a room needs. */
+/** Whether the served models meet the requirements of a room. */
 export const satisfied = (models: Model[], needs: Needs) => suitable(models, needs).length >= (needs.models ?? 1);

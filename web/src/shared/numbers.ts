@@ -1,8 +1,8 @@
-/** How numbers are written, everywhere on the page. */
+/** The format of numbers and tokens on the page. */
 
 const MINUS = "\u2212";
 
-/** Four places after the point; of those below 1, four digits that count: so others can be worked out from them. */
+/** Four decimal places, or four significant digits below 1: enough to compute with the shown numbers. */
 export function written(value: number): string {
   if (Number.isNaN(value)) return "NaN";
   if (!Number.isFinite(value)) return value < 0 ? `${MINUS}∞` : "∞";
@@ -11,26 +11,26 @@ export function written(value: number): string {
   return text.replace(/-/g, MINUS);
 }
 
-/** The number that was written. */
+/** Parse a written number. */
 export function readNumber(text: string): number {
   const plain = text.trim().replaceAll(MINUS, "-");
   if (plain.endsWith("∞")) return plain.startsWith("-") ? -Infinity : Infinity;
   return Number(plain);
 }
 
-/** As TeX has it: in braces, so that no line breaks inside. */
+/** TeX of a number, in braces so that a line does not break inside it. */
 export function inTex(value: number): string {
   const text = written(value).replaceAll(MINUS, "-").replace("∞", "\\infty");
   const power = text.indexOf("e");
   return power < 0 ? `{${text}}` : `{${text.slice(0, power)}\\cdot 10^{${Number(text.slice(power + 1))}}}`;
 }
 
-/** A negative number in brackets, as it stands behind a sign. */
+/** TeX of a number after an operator: negative numbers are in brackets. */
 export function bracketed(value: number): string {
   return value < 0 ? `(${inTex(value)})` : inTex(value);
 }
 
-/** A probability, as people read it. */
+/** A probability in percent. */
 export function percent(probability: number): string {
   const value = probability * 100;
   if (value > 0 && value < 0.05) return "< 0.1 %";
@@ -40,11 +40,11 @@ export function percent(probability: number): string {
 export const counted = (count: number, one: string, many = `${one}s`) =>
   `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
 
-/** Of a large number the first digits. */
+/** A large number with a unit. */
 export const size = (count: number) =>
   count >= 1e5 ? `${(count / 1e6).toFixed(1)} M` : count >= 1e3 ? `${(count / 1e3).toFixed(0)} k` : String(count);
 
-/** A token as people read it: a space before a word is left out, one alone is shown. */
+/** The text of a token, without the mark of its space; a single space is visible. */
 export function word(token: string): string {
   const bare = token.replace(/^[▁Ġ]/, "");
   return bare === "" ? "␣" : bare;

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
-import { alone, chance, changed, languageName, partsOf, sentencesOf, split, wordsOf } from "./words";
+import { probabilityOf, tokenLabel, changed, languageName, partsOf, sentencesOf, split, wordsOf } from "./words";
 
-test("tokens make words, and keep their places and probabilities", () => {
+test("words keep the positions and probabilities of their tokens", () => {
   const words = wordsOf({
     text: "L'animal était fatigué.",
     tokens: ["▁L", "'", "anim", "al", "▁était", "▁fatigué", "."],
@@ -12,29 +12,29 @@ test("tokens make words, and keep their places and probabilities", () => {
   expect(words.map((word) => word.logProbs)).toEqual([[-1, -2, -3, -4], [-5], [-6, -7]]);
 });
 
-test("a token by itself tells whether it begins a word", () => {
-  const said = ["▁elle", "elle", "▁'", "'", "Ġthe", "▁", "<0xD7>", "</s>", "学生", "▁12", "12"].map(alone);
-  expect(said).toEqual(["elle", "…elle", "␣'", "'", "the", "␣", "<0xD7>", "</s>", "学生", "12", "…12"]);
+test("the label of a token shows whether it begins a word", () => {
+  const labels = ["▁elle", "elle", "▁'", "'", "Ġthe", "▁", "<0xD7>", "</s>", "学生", "▁12", "12"].map(tokenLabel);
+  expect(labels).toEqual(["elle", "…elle", "␣'", "'", "the", "␣", "<0xD7>", "</s>", "学生", "12", "…12"]);
 });
 
-test("bytes are read from the text", () => {
+test("letters of byte tokens come from the text", () => {
   const words = wordsOf({ text: "C'est l'été", tokens: ["C", "'", "est", "Ġl", "'", "Ã©", "t", "Ã©"], log_probs: [] });
   expect(words.map((word) => word.text)).toEqual(["C'est", "l'été"]);
   expect(words[1]).toMatchObject({ first: 3, logProbs: [] });
 });
 
-test("where no spaces are written, each token is a word", () => {
+test("in scripts without spaces, each token is a word", () => {
   const words = wordsOf({ text: "私は学生です。", tokens: ["▁", "私は", "学生", "です", "。"] });
   expect(words.map((word) => word.text).join("")).toBe("私は学生です。");
   expect(words.slice(1).every((word) => word.joined)).toBe(true);
 });
 
-test("a word is as probable as its tokens one after another", () => {
-  expect(chance([Math.log(0.5), Math.log(0.5)])).toBeCloseTo(0.25);
-  expect(chance([])).toBe(1);
+test("the probability of a word is the product of its tokens'", () => {
+  expect(probabilityOf([Math.log(0.5), Math.log(0.5)])).toBeCloseTo(0.25);
+  expect(probabilityOf([])).toBe(1);
 });
 
-test("each part of a text has an end", () => {
+test("parts are counted by their ends", () => {
   expect(partsOf({ text: "a b", tokens: ["a", "b"], log_probs: [0, 0, 0] })).toBe(1);
   expect(partsOf({ text: "a b", tokens: ["a", "b"], log_probs: [0, 0, 0, 0] })).toBe(2);
   expect(partsOf({ text: "a" })).toBe(1);
@@ -55,7 +55,7 @@ test.each([
   expect(words.filter((_, i) => found[i]).join(" ")).toBe(expected);
 });
 
-test("texts too long to compare word by word keep their common ends", () => {
+test("texts too long to compare keep their common beginning and end", () => {
   const long = (name: string) => ["a", ...Array.from({ length: 2500 }, (_, i) => `${name}${i}`), "z"];
   const found = changed(long("x"), long("y"));
   expect(found[0] || found[found.length - 1]).toBe(false);

@@ -1,36 +1,36 @@
-/** A translation as words: which tokens each is made of, how probable it is, and which ones another answer has not. */
+/** Words of a translation: their tokens, their probabilities, and their differences from another translation. */
 
 import type { Translation } from "./api";
 import { word } from "./numbers";
 
 export interface Word {
   text: string;
-  /** Where its first token stands among all tokens. */
+  /** The index of its first token. */
   first: number;
   tokens: string[];
-  /** Of each of its tokens; none where they are not known. */
+  /** The log-probability of each token; empty if unknown. */
   logProbs: number[];
-  /** Whether no space stands before it. */
+  /** Whether it follows the last word without a space. */
   joined: boolean;
 }
 
-/** Scripts that write no spaces: there, every token is looked at by itself. */
+/** Scripts without spaces, in which every token counts as a word. */
 const UNSPACED = /^[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}\p{Script=Myanmar}]/u;
 
-/** A token by itself: one that goes on with a word begins with dots, and a sign behind a space tells the space. */
-export function alone(token: string): string {
-  const [said, spaced] = [word(token), /^[▁Ġ]/.test(token)];
-  if (UNSPACED.test(said) || /^<.*>$/.test(said)) return said;
-  if (/^[\p{L}\p{N}]/u.test(said)) return spaced ? said : `…${said}`;
-  return spaced && said !== "␣" ? `␣${said}` : said;
+/** The label of a single token: dots mark the continuation of a word, a sign after a space shows the space. */
+export function tokenLabel(token: string): string {
+  const [label, spaced] = [word(token), /^[▁Ġ]/.test(token)];
+  if (UNSPACED.test(label) || /^<.*>$/.test(label)) return label;
+  if (/^[\p{L}\p{N}]/u.test(label)) return spaced ? label : `…${label}`;
+  return spaced && label !== "␣" ? `␣${label}` : label;
 }
 
-/** A long text is translated in parts, each with an end of its own, which only the number of probabilities tells. */
+/** The number of parts in which a text was translated. Each part has an end, with a probability and without a token. */
 export function partsOf({ tokens, log_probs }: Translation): number {
   return Math.max((log_probs ?? []).length - (tokens ?? []).length, 1);
 }
 
-/** Where tokens begin a word: a space is written as ▁, in byte-level vocabularies as Ġ. */
+/** Join tokens to words. A token with ▁ (Ġ in byte-level vocabularies) begins a word. */
 export function wordsOf(translation: Pick<Translation, "text" | "tokens" | "log_probs">): Word[] {
   const { text } = translation;
   const tokens = translation.tokens ?? [];
@@ -46,7 +46,7 @@ export function wordsOf(translation: Pick<Translation, "text" | "tokens" | "log_
     word.tokens.push(token);
     if (i < log_probs.length) word.logProbs.push(log_probs[i]);
   });
-  // Tokens may be single bytes, which nobody reads; the text itself has the letters.
+  // Tokens may be single bytes; the text has their letters.
   const plain = split(text);
   if (plain.length === words.length) plain.forEach((one, i) => (words[i].text = one));
   return words;
@@ -54,13 +54,13 @@ export function wordsOf(translation: Pick<Translation, "text" | "tokens" | "log_
 
 export const split = (text: string) => text.split(/\s+/).filter(Boolean);
 
-/** How probable a word was, after all that stands before it. */
-export const chance = (logProbs: number[]) => Math.exp(logProbs.reduce((sum, one) => sum + one, 0));
+/** The probability of a word after all words before it. */
+export const probabilityOf = (logProbs: number[]) => Math.exp(logProbs.reduce((sum, one) => sum + one, 0));
 
-/** The most cells of a table that is filled to compare two texts. */
+/** Limit of the table that compares two texts. */
 const MOST = 4_000_000;
 
-/** Which words of `now` are not those of `before`: all but a longest common subsequence. */
+/** Whether each word of `now` is new: not in the longest common subsequence with `before`. */
 export function changed(before: string[], now: string[]): boolean[] {
   const found = now.map(() => false);
   let start = 0;
@@ -69,7 +69,7 @@ export function changed(before: string[], now: string[]): boolean[] {
   while (end > start && last > start && now[end - 1] === before[last - 1]) end--, last--;
   const [high, wide] = [last - start, end - start];
   if (high * wide > MOST) return found.fill(true, start, end);
-  // common[i][j]: how many words the rests from i and j have in common, in order.
+  // common[i][j]: the length of the longest common subsequence of the words from i and from j.
   const common = Array.from({ length: high + 1 }, () => new Uint16Array(wide + 1));
   const equal = (i: number, j: number) => before[start + i] === now[start + j];
   for (let i = high - 1; i >= 0; i--)
@@ -84,17 +84,17 @@ export function changed(before: string[], now: string[]): boolean[] {
   return found;
 }
 
-/** The sentences of a text, as far as that can be told by its marks. */
+/** The sentences of a text, by its punctuation. */
 export function sentencesOf(text: string, language: string | null): string[] {
   const segments = new Intl.Segmenter(language ?? "en", { granularity: "sentence" }).segment(text);
   return Array.from(segments, ({ segment }) => segment.trim()).filter(Boolean);
 }
 
-/** A language's name in English; where there is none, what is given instead. */
+/** The English name of a language; without one, another name. */
 export function languageName(code: string | null | undefined, instead: string): string {
   try {
     return (code && new Intl.DisplayNames("en", { type: "language", fallback: "none" }).of(code)) || instead;
   } catch {
-    return instead; // no code of a language at all
+    return instead; // an invalid code
   }
 }

@@ -1,7 +1,6 @@
 /**
- * Where a number comes from. Every number of a trace is derived from others of it, and from weights; this file knows how,
- * a rule for each kind of tensor. Nothing is computed here that the model did not compute: the products and powers that
- * are shown are those of the numbers beside them.
+ * The lineage of numbers: the rule by which each number of a trace follows from other numbers and from weights. There is
+ * one rule for each kind of tensor. Only products and powers of the shown numbers are computed here.
  */
 
 import { bracketed, inTex, word } from "../shared/numbers";
@@ -13,7 +12,7 @@ export interface Node {
   at: number[];
 }
 
-/** A number that is shown, with what it is called, and where it comes from itself. */
+/** A number with its name. `node`: the number in the trace, if it can be explained. */
 export interface Operand {
   label: string;
   value: number;
@@ -21,7 +20,7 @@ export interface Operand {
 }
 
 export type Kind =
-  | "dot" // the sum of all products, and of a bias
+  | "dot" // the sum of products, plus a bias
   | "sum"
   | "product"
   | "quotient"
@@ -42,15 +41,15 @@ export interface Derivation {
   value: number;
   kind: Kind;
   title: string;
-  /** What happens here, in words. */
-  says: string;
-  /** With letters, and with the numbers in their place. */
+  /** One sentence of explanation. */
+  text: string;
+  /** The rule with symbols, and with numbers. */
   formula: string;
   live: string;
-  /** The numbers that many of a kind come from, a row each. */
+  /** The operands of a sum, one row each. */
   columns: string[];
   rows: Operand[][];
-  /** The others. */
+  /** Single operands. */
   also: Operand[];
 }
 
@@ -72,10 +71,10 @@ export async function valueOf(trace: Trace, node: Node): Promise<number> {
   return at(await trace.tensor(node.name), ...node.at);
 }
 
-/** Over the whole vocabulary: fetched position by position. */
+/** Whether a tensor has a value for each entry of the vocabulary. These are loaded by position. */
 export const isLarge = (name: string) => name === "logits" || name === "probabilities";
 
-/** Whether a trace has this number. */
+/** Whether a trace contains a number. */
 export function exists(trace: Trace, { name, at }: Node): boolean {
   const shape = trace.shape(name);
   return trace.has(name) && at.length === shape.length && at.every((index, axis) => index < shape[axis]);
@@ -89,55 +88,55 @@ export async function derive(trace: Trace, node: Node): Promise<Derivation> {
       return { node, value, ...made };
     }
   }
-  throw new Error(`There is no rule for ${node.name}.`);
+  throw new Error(`No rule for the tensor ${node.name}.`);
 }
 
-// --- Words for places
+// --- Names of places
 
 const PARTS: Record<string, string> = {
   self_attention: "self-attention",
   cross_attention: "cross-attention",
   feed_forward: "feed-forward",
   embedding: "embedding",
-  rotary: "angles of positions",
-  head: "head that guesses words",
-  head_norm: "head that guesses words, norm",
+  rotary: "rotary positions",
+  head: "prediction head",
+  head_norm: "prediction head, norm",
   logits: "linear & softmax",
   probabilities: "linear & softmax",
 };
 
-/** Where a number stands, in words: decoder, layer 2, cross-attention, head 1. */
-export function stands({ name, at }: Node): string {
+/** The place of a number in the model: decoder, layer 2, cross-attention, head 1. */
+export function placeOf({ name, at }: Node): string {
   const [stack, ...inside] = name.split(".");
   if (stack !== "encoder" && stack !== "decoder") return PARTS[stack] ?? stack;
-  const said = [stack];
-  if (inside[0] === "layers") said.push(`layer ${Number(inside[1]) + 1}`);
+  const names = [stack];
+  if (inside[0] === "layers") names.push(`layer ${Number(inside[1]) + 1}`);
   const [part, ...rest] = inside[0] === "layers" ? inside.slice(2) : inside;
   const around = part.endsWith("_residual");
   const bare = part.replace("_residual", "");
-  if (part === "output") said.push("top");
-  else if (part === "norm") said.push("norm on top");
-  else said.push(PARTS[bare] ?? bare);
-  if (rest[0] === "norm") said.push("norm");
-  else if (around) said.push("add");
-  if (bare.endsWith("attention") && !around && at.length === 3) said.push(`head ${at[0] + 1}`);
-  return said.join(", ");
+  if (part === "output") names.push("top");
+  else if (part === "norm") names.push("norm on top");
+  else names.push(PARTS[bare] ?? bare);
+  if (rest[0] === "norm") names.push("norm");
+  else if (around) names.push("add");
+  if (bare.endsWith("attention") && !around && at.length === 3) names.push(`head ${at[0] + 1}`);
+  return names.join(", ");
 }
 
 export const sideOf = (stack: string): Side => (stack === "encoder" ? "source" : "target");
 
-const said = (trace: Trace, side: Side, at: number) => `“${word(trace.words(side)[at] ?? "?")}”`;
+const quoted = (trace: Trace, side: Side, at: number) => `“${word(trace.words(side)[at] ?? "?")}”`;
 
 function place(trace: Trace, stack: string, at: number): string {
-  return said(trace, trace.words(sideOf(stack)).length ? sideOf(stack) : "source", at);
+  return quoted(trace, trace.words(sideOf(stack)).length ? sideOf(stack) : "source", at);
 }
 
-// --- What rules are made of
+// --- Helpers of the rules
 
 const NOTHING = { columns: [], rows: [], also: [] };
 const SHOWN = 2;
 
-/** The first products of a sum, the last one, and dots between. Lines break between them, not inside. */
+/** The first products of a sum, dots, and the last one. A line may break between them. */
 function products(rows: Operand[][], bias?: Operand): string {
   const term = ([a, b]: Operand[]) => `{${bracketed(a.value)}\\cdot ${bracketed(b.value)}}`;
   const some = rows.length <= SHOWN + 1 ? rows.map(term) : [...rows.slice(0, SHOWN).map(term), "\\dots", term(rows[rows.length - 1])];
@@ -154,7 +153,7 @@ function addends(values: Operand[]): string {
 
 interface Dot {
   title: string;
-  says: string;
+  text: string;
   formula: string;
   columns: [string, string, string, string];
   left: { values: ArrayLike<number>; node?: (i: number) => Node };
@@ -163,7 +162,7 @@ interface Dot {
   bias?: Operand;
 }
 
-function dot({ title, says, formula, columns, left, right, label, bias }: Dot): Made {
+function dot({ title, text, formula, columns, left, right, label, bias }: Dot): Made {
   const rows = Array.from(left.values, (a, i) => {
     const b = right.values[i];
     return [
@@ -172,13 +171,13 @@ function dot({ title, says, formula, columns, left, right, label, bias }: Dot): 
       { label: label(i), value: a * b },
     ];
   });
-  return { kind: "dot", title, says, formula, live: products(rows, bias), columns, rows, also: bias ? [bias] : [] };
+  return { kind: "dot", title, text, formula, live: products(rows, bias), columns, rows, also: bias ? [bias] : [] };
 }
 
-/** A row of a matrix of weights times a vector. */
+/** A row of a weight matrix times a vector. */
 async function linear(
   trace: Trace,
-  about: Pick<Dot, "title" | "says" | "formula">,
+  about: Pick<Dot, "title" | "text" | "formula">,
   input: { name: string; at: number; symbol: string },
   parameter: string,
   out: number,
@@ -199,12 +198,12 @@ async function linear(
   });
 }
 
-async function same(trace: Trace, node: Node, title: string, says: string): Promise<Made> {
+async function same(trace: Trace, node: Node, title: string, text: string): Promise<Made> {
   const value = await valueOf(trace, node);
-  return { ...NOTHING, kind: "same", title, says, formula: "y = x", live: inTex(value), also: [{ label: "x", value, node }] };
+  return { ...NOTHING, kind: "same", title, text, formula: "y = x", live: inTex(value), also: [{ label: "x", value, node }] };
 }
 
-// --- The rules, in the order in which a token meets them
+// --- The rules, in the order of computation
 
 const EMBEDDING = /^(encoder|decoder)\.embedding\.(\w+)$/;
 const ATTENTION = /^((encoder|decoder)\.layers\.(\d+)\.(self|cross)_attention)\.(\w+)$/;
@@ -215,7 +214,7 @@ const STACK = /^(encoder|decoder)\.output$/;
 const ROTARY = /^(encoder|decoder)\.rotary$/;
 const HEAD = /^head\.output$/;
 
-/** The steps of an embedding; one that changes nothing is left out. */
+/** The steps of an embedding, without those that change nothing. */
 export function embedded(trace: Trace, path: string): string[] {
   const scaled = trace.config.scale_embedding ? ["scaled"] : [];
   return ["tokens", ...scaled, "positions", "segments", "sum", "output"].filter((part) => trace.has(`${path}.${part}`));
@@ -233,7 +232,7 @@ async function embedding(trace: Trace, found: RegExpExecArray, [p, c]: number[])
       ...NOTHING,
       kind: "weight",
       title: `Embedding of ${token}, channel ${c}`,
-      says: `A learned number: row ${id} of the table of embeddings, which is the row of this token.`,
+      text: `A learned number: this token is row ${id} of the embedding table.`,
       formula: "x = E_{\\mathrm{id},\\,c}",
       live: inTex(weights[c]),
       also: [{ label: `E[${id}][${c}]`, value: weights[c] }],
@@ -241,13 +240,13 @@ async function embedding(trace: Trace, found: RegExpExecArray, [p, c]: number[])
   }
   if (part === "scaled") {
     const tokens = of(`${path}.tokens`, p, c);
-    if (!trace.config.scale_embedding) return same(trace, tokens, `Embedding of ${token}, channel ${c}`, "This model takes it as it is, not scaled.");
+    if (!trace.config.scale_embedding) return same(trace, tokens, `Embedding of ${token}, channel ${c}`, "This model does not scale its embeddings.");
     const x = await valueOf(trace, tokens);
     return {
       ...NOTHING,
       kind: "product",
       title: `Embedding of ${token} times √d_model, channel ${c}`,
-      says: "So that positions, which are up to 1, do not drown it (§3.4).",
+      text: "Scaled so that the position, at most 1, does not dominate (§3.4).",
       formula: "x\\cdot\\sqrt{d_\\mathrm{model}}",
       live: `${inTex(x)}\\cdot\\sqrt{${trace.config.d_model}}`,
       also: [
@@ -263,7 +262,7 @@ async function embedding(trace: Trace, found: RegExpExecArray, [p, c]: number[])
       ...NOTHING,
       kind: "weight",
       title: `Segment of ${token}, channel ${c}`,
-      says: "A learned number that tells which text a word belongs to. Here there is one text, the first.",
+      text: "A learned number for the text to which the word belongs: here the first.",
       formula: "S_{0,\\,c}",
       live: inTex(weights[c]),
       also: [{ label: `S[0][${c}]`, value: weights[c] }],
@@ -272,21 +271,21 @@ async function embedding(trace: Trace, found: RegExpExecArray, [p, c]: number[])
   const parts = embedded(trace, path).filter((name) => ["tokens", "scaled", "positions", "segments"].includes(name));
   if (parts.includes("scaled")) parts.splice(parts.indexOf("tokens"), 1);
   if (part === "sum" || (part === "output" && !trace.has(`${path}.norm.output`))) {
-    const title = `What the ${stack} reads at ${token}, channel ${c}`;
-    if (parts.length === 1) return same(trace, of(`${path}.${parts[0]}`, p, c), title, "Its position is not added here: it turns queries and keys.");
+    const title = `Input of the ${stack} at ${token}, channel ${c}`;
+    if (parts.length === 1) return same(trace, of(`${path}.${parts[0]}`, p, c), title, "The position is not added here: it rotates queries and keys.");
     const values = await Promise.all(parts.map((name) => valueOf(trace, of(`${path}.${name}`, p, c))));
     const also = parts.map((name, i) => ({ label: name, value: values[i], node: of(`${path}.${name}`, p, c) }));
     return {
       ...NOTHING,
       kind: "sum",
       title,
-      says: "The word and its position are added: from here on they are one vector (§3.5).",
+      text: "The word and its position are added to one vector (§3.5).",
       formula: parts.includes("segments") ? "x + PE + S" : "x + PE",
       live: addends(also),
       also,
     };
   }
-  return same(trace, of(`${path}.norm.output`, p, c), `What the ${stack} reads at ${token}, channel ${c}`, "It is normalised.");
+  return same(trace, of(`${path}.norm.output`, p, c), `Input of the ${stack} at ${token}, channel ${c}`, "The normalised sum.");
 }
 
 async function position(trace: Trace, stack: string, p: number, c: number): Promise<Made> {
@@ -298,18 +297,18 @@ async function position(trace: Trace, stack: string, p: number, c: number): Prom
       ...NOTHING,
       kind: "weight",
       title,
-      says: "A learned number: each position has a row of a table.",
+      text: "A learned number: each position is a row of a table.",
       formula: "PE_{p,\\,c}",
       live: inTex(weights[c]),
       also: [{ label: `PE[${p}][${c}]`, value: weights[c] }],
     };
   }
-  const says = "A wave along the sentence, slower from channel to channel (§3.5). Nothing here is learned.";
-  return wave(trace, title, says, p, c, trace.config.d_model);
+  const text = "A wave along the sentence that slows from channel to channel (§3.5). It is not learned.";
+  return wave(trace, title, text, p, c, trace.config.d_model);
 }
 
 /** Sine or cosine of a position. */
-function wave(trace: Trace, title: string, says: string, p: number, c: number, width: number): Made {
+function wave(trace: Trace, title: string, text: string, p: number, c: number, width: number): Made {
   const { kind, frequencies, min_timescale, max_timescale, start } = trace.config.positions;
   const half = Math.ceil(width / 2);
   const sine = kind === "interleaved" ? c % 2 === 0 : c < half;
@@ -324,7 +323,7 @@ function wave(trace: Trace, title: string, says: string, p: number, c: number, w
     ...NOTHING,
     kind: "wave",
     title,
-    says,
+    text,
     formula: frequencies === "paper" ? `${curve}\\!\\left(p \\,/\\, ${max_timescale}^{2i/${width}}\\right)` : `${curve}(p / t_i)`,
     live: `${curve}(${p + start} / ${inTex(timescale)})`,
     also: [
@@ -336,9 +335,9 @@ function wave(trace: Trace, title: string, says: string, p: number, c: number, w
 
 async function rotary(trace: Trace, found: RegExpExecArray, [p, c]: number[]): Promise<Made> {
   const stack = found[1] as "encoder" | "decoder";
-  const says = "The sines and cosines of the angles by which queries and keys are turned. Nothing here is learned.";
+  const text = "Sine or cosine of the angle that rotates queries and keys. It is not learned.";
   const { start } = trace.config.positions;
-  return wave(trace, `Angle at position ${p + start}, channel ${c}`, says, p, c, trace.config.d_model / trace.config[stack].heads);
+  return wave(trace, `Angle at position ${p + start}, channel ${c}`, text, p, c, trace.config.d_model / trace.config[stack].heads);
 }
 
 async function attention(trace: Trace, found: RegExpExecArray, index: number[]): Promise<Made> {
@@ -357,8 +356,8 @@ async function attention(trace: Trace, found: RegExpExecArray, index: number[]):
       return same(
         trace,
         of(pre ? `${path}_residual.norm.output` : `${path}_residual.input`, p, c),
-        `What ${kind} reads at ${token}, channel ${c}`,
-        pre ? "The normalised vector of the word." : "The vector of the word.",
+        `Input of ${kind} at ${token}, channel ${c}`,
+        pre ? "The normalised vector of the token." : "The vector of the token.",
       );
     }
     if (part === "concat") {
@@ -366,15 +365,15 @@ async function attention(trace: Trace, found: RegExpExecArray, index: number[]):
       return same(
         trace,
         of(`${path}.z`, head, p, c % d_k),
-        `All heads of ${token} side by side, channel ${c}`,
-        `The heads' answers are laid beside each other: channel ${c} is channel ${c % d_k} of head ${head + 1}.`,
+        `Concatenated heads of ${token}, channel ${c}`,
+        `The heads are concatenated: channel ${c} is channel ${c % d_k} of head ${head + 1}.`,
       );
     }
     return linear(
       trace,
       {
-        title: `Answer of ${where} for ${token}, channel ${c}`,
-        says: "All heads together, mixed by a learned matrix W^O (§3.2.2).",
+        title: `Output of ${where} for ${token}, channel ${c}`,
+        text: "A learned matrix W^O mixes all heads (§3.2.2).",
         formula: "\\sum_i \\mathrm{concat}_i\\, W^O_{i,c}",
       },
       { name: `${path}.concat`, at: p, symbol: "concat" },
@@ -391,19 +390,19 @@ async function attention(trace: Trace, found: RegExpExecArray, index: number[]):
     const token = place(trace, part === "q" ? stack : keyStack, a);
     const name = { q: "Query", k: "Key", v: "Value" }[part];
     const title = `${name} of ${token}, ${head}, channel ${b}`;
-    if (rotary && part !== "v") return turned(trace, path, stack, part, index, title);
+    if (rotary && part !== "v") return rotated(trace, path, stack, part, index, title);
     return projected(trace, path, cross, part, index, title, trace.config.attention_bias, heads);
   }
   if (part.endsWith("_unrotated")) {
     const letter = part[0] as "q" | "k";
-    return projected(trace, path, cross, letter, index, `${letter} of ${query}, ${head}, channel ${b}, not yet turned`, trace.config.attention_bias, heads);
+    return projected(trace, path, cross, letter, index, `${letter} of ${query}, ${head}, channel ${b}, before rotation`, trace.config.attention_bias, heads);
   }
   if (part === "z") {
     const [p, v] = await trace.tensors([`${path}.probabilities`, `${path}.v`]);
     const weights = row(p, h, a);
     return dot({
-      title: `What ${query} takes home, ${head}, channel ${b}`,
-      says: "The values of all words, each times the attention it got, added up (§3.2.1).",
+      title: `Output of ${head} for ${query}, channel ${b}`,
+      text: "The sum of all values, each weighted by its attention (§3.2.1).",
       formula: "z_c = \\sum_j p_j\\, v_{j,c}",
       columns: ["word", "attention", "value", "product"],
       left: { values: weights, node: (j) => of(`${path}.probabilities`, h, a, j) },
@@ -415,8 +414,8 @@ async function attention(trace: Trace, found: RegExpExecArray, index: number[]):
   if (part === "scores") {
     const [q, k] = await trace.tensors([`${path}.q`, `${path}.k`]);
     return dot({
-      title: `How well the question of ${query} fits ${key}, ${head}`,
-      says: `The query of ${query} times the key of ${key}, channel by channel, added up.`,
+      title: `Score of ${query} for ${key}, ${head}`,
+      text: `The dot product of the query of ${query} and the key of ${key}.`,
       formula: "q\\cdot k = \\sum_c q_c\\, k_c",
       columns: ["channel", "q", "k", "product"],
       left: { values: row(q, h, a), node: (c) => of(`${path}.q`, h, a, c) },
@@ -429,8 +428,8 @@ async function attention(trace: Trace, found: RegExpExecArray, index: number[]):
     return {
       ...NOTHING,
       kind: "quotient",
-      title: `The same, divided by √d_k: ${query} to ${key}, ${head}`,
-      says: "Without it, long vectors would make the softmax all or nothing (§3.2.1).",
+      title: `Scaled score of ${query} for ${key}, ${head}`,
+      text: "Divided by √d_k, because large scores saturate the softmax (§3.2.1).",
       formula: "\\frac{q\\cdot k}{\\sqrt{d_k}}",
       live: `\\frac{${inTex(score)}}{\\sqrt{${d_k}}}`,
       also: [
@@ -448,15 +447,15 @@ async function attention(trace: Trace, found: RegExpExecArray, index: number[]):
     return {
       ...NOTHING,
       kind: "mask",
-      title: `May ${query} look at ${key}? ${head}`,
-      says: hidden
-        ? `No: when ${query} was read, ${key} was not there yet. Minus infinity becomes a weight of nothing (§3.2.3).`
-        : "Yes: the score stays as it is.",
+      title: `Masked score of ${query} for ${key}, ${head}`,
+      text: hidden
+        ? `${key} is after ${query}, so it is hidden: minus infinity becomes a weight of 0 (§3.2.3).`
+        : "Visible: the score does not change.",
       formula: hidden ? "-\\infty" : "\\frac{q\\cdot k}{\\sqrt{d_k}}",
       live: hidden ? "-\\infty" : inTex(scaled),
       also: [
         { label: "scaled score", value: scaled, node: of(`${path}.scaled`, h, a, b) },
-        { label: hidden ? "hidden" : "seen", value: hidden ? 0 : 1 },
+        { label: hidden ? "hidden" : "visible", value: hidden ? 0 : 1 },
       ],
     };
   }
@@ -469,7 +468,7 @@ async function attention(trace: Trace, found: RegExpExecArray, index: number[]):
     (j) => word(words[j]),
     (j) => of(`${path}.masked`, h, a, j),
     `Attention of ${query} to ${key}, ${head}`,
-    "The scores become weights that are positive and 1 together.",
+    "The softmax turns scores into positive weights with sum 1.",
     "word",
   );
 }
@@ -480,7 +479,7 @@ function softmax(
   label: (j: number) => string,
   node: (j: number) => Node,
   title: string,
-  says: string,
+  text: string,
   what: string,
 ): Made {
   let most = -Infinity;
@@ -493,14 +492,14 @@ function softmax(
   return {
     kind: "softmax",
     title,
-    says,
+    text,
     formula: "\\frac{e^{s_j - \\max s}}{\\sum_i e^{s_i - \\max s}}",
     live: `\\frac{e^{${inTex(scores[chosen])} - ${bracketed(most)}}}{${inTex(total)}}`,
     columns: [what, "score", "e^(score − max)"],
     rows,
     also: [
-      { label: "of this one", value: rows[chosen][1].value },
-      { label: "of all together", value: total },
+      { label: "this one", value: rows[chosen][1].value },
+      { label: "sum of all", value: total },
     ],
   };
 }
@@ -521,14 +520,15 @@ async function projected(
   const matrix = cross ? (part === "q" ? "query" : "key_value") : "query_key_value";
   const fromMemory = cross && part !== "q";
   const letter = part.toUpperCase();
+  const vector = fromMemory ? "its vector from the encoder" : "its vector";
   return linear(
     trace,
     {
       title,
-      says: {
-        q: "What this word asks: its vector times a learned matrix.",
-        k: `What this word can be found by: ${fromMemory ? "the encoder's vector of it" : "its vector"} times a learned matrix.`,
-        v: `What this word has to say: ${fromMemory ? "the encoder's vector of it" : "its vector"} times a learned matrix.`,
+      text: {
+        q: "The query of a token: its vector times a learned matrix.",
+        k: `The key of a token: ${vector} times a learned matrix.`,
+        v: `The value of a token: ${vector} times a learned matrix.`,
       }[part],
       formula: `${part}_c = \\sum_i x_i\\, W^${letter}_{i,c}`,
     },
@@ -539,7 +539,7 @@ async function projected(
   );
 }
 
-async function turned(trace: Trace, path: string, stack: string, part: "q" | "k", [h, a, b]: number[], title: string): Promise<Made> {
+async function rotated(trace: Trace, path: string, stack: string, part: "q" | "k", [h, a, b]: number[], title: string): Promise<Made> {
   const name = `${path}.${part}_unrotated`;
   const [x, waves] = await trace.tensors([name, `${stack}.rotary`]);
   const half = x.shape[2] / 2;
@@ -551,7 +551,7 @@ async function turned(trace: Trace, path: string, stack: string, part: "q" | "k"
     ...NOTHING,
     kind: "turn",
     title,
-    says: "Two channels are turned by the angle of the position, so that a query and a key know only how far apart they are.",
+    text: "The angle of the position rotates pairs of channels, so that scores depend on the distance of two tokens.",
     formula: first ? "l\\cos\\theta - r\\sin\\theta" : "r\\cos\\theta + l\\sin\\theta",
     live: first
       ? `${bracketed(left)}\\cdot ${bracketed(cosine)} - ${bracketed(right)}\\cdot ${bracketed(sine)}`
@@ -573,16 +573,16 @@ async function feedForward(trace: Trace, found: RegExpExecArray, [p, c]: number[
     return same(
       trace,
       of(pre ? `${path}_residual.norm.output` : `${path}_residual.input`, p, c),
-      `What the feed-forward network reads at ${token}, channel ${c}`,
-      pre ? "The normalised vector of the word." : "The vector of the word.",
+      `Input of the feed-forward network at ${token}, channel ${c}`,
+      pre ? "The normalised vector of the token." : "The vector of the token.",
     );
   }
   if (part === "inner")
     return linear(
       trace,
       {
-        title: `${inner(trace, path, c)} of the feed-forward network at ${token}, before its ${trace.config.activation}`,
-        says: "Each unit looks for one pattern in the word's vector (§3.3).",
+        title: `${inner(trace, path, c)} of the feed-forward network at ${token}, before ${trace.config.activation}`,
+        text: "Each unit detects one pattern in the vector of the token (§3.3).",
         formula: "\\sum_i x_i\\, W_{1\\,i,c} + b_{1\\,c}",
       },
       { name: `${path}.input`, at: p, symbol: "x" },
@@ -594,8 +594,8 @@ async function feedForward(trace: Trace, found: RegExpExecArray, [p, c]: number[
   return linear(
     trace,
     {
-      title: `Answer of the feed-forward network at ${token}, channel ${c}`,
-      says: "What the units that fired add to this channel.",
+      title: `Output of the feed-forward network at ${token}, channel ${c}`,
+      text: "The contribution of all units to this channel.",
       formula: "\\sum_j u_j\\, W_{2\\,j,c} + b_{2\\,c}",
     },
     { name: `${path}.units`, at: p, symbol: "unit" },
@@ -605,17 +605,17 @@ async function feedForward(trace: Trace, found: RegExpExecArray, [p, c]: number[
   );
 }
 
-const ACTIVATIONS: Record<string, { says: string; formula: (x: string) => string }> = {
-  relu: { says: "Below zero it is silent (ReLU).", formula: (x) => `\\max(0, ${x})` },
-  gelu: { says: "Well below zero it is silent (GELU).", formula: (x) => `${x}\\cdot\\Phi(${x})` },
+const ACTIVATIONS: Record<string, { text: string; formula: (x: string) => string }> = {
+  relu: { text: "Negative inputs become 0 (ReLU).", formula: (x) => `\\max(0, ${x})` },
+  gelu: { text: "Strongly negative inputs become almost 0 (GELU).", formula: (x) => `${x}\\cdot\\Phi(${x})` },
   "gelu-tanh": {
-    says: "Well below zero it is silent (GELU, by tanh).",
+    text: "Strongly negative inputs become almost 0 (GELU, approximated with tanh).",
     formula: (x) => `\\tfrac{1}{2}${x}\\left(1 + \\tanh\\left(\\sqrt{2/\\pi}\\,(${x} + 0.044715\\cdot ${x}^3)\\right)\\right)`,
   },
-  swish: { says: "Well below zero it is silent (swish).", formula: (x) => `\\frac{${x}}{1 + e^{-${x}}}` },
+  swish: { text: "Strongly negative inputs become almost 0 (swish).", formula: (x) => `\\frac{${x}}{1 + e^{-${x}}}` },
 };
 
-/** What a number before the activation is called: with a gate each unit has two of them, all gates first. */
+/** The name of a number before the activation. A gated unit has two: all gates come first. */
 export function inner(trace: Trace, path: string, c: number): string {
   const width = trace.shape(`${path}.units`)[1];
   if (trace.config.activation !== "swiglu") return `Unit ${c}`;
@@ -635,7 +635,7 @@ async function unit(trace: Trace, path: string, p: number, c: number, token: str
       ...NOTHING,
       kind: "gate",
       title,
-      says: "One number opens or closes the gate for the other (SwiGLU).",
+      text: "The gate g scales the value x (SwiGLU).",
       formula: "\\frac{g}{1 + e^{-g}}\\cdot x",
       live: `\\frac{${inTex(gate)}}{1 + e^{-${bracketed(gate)}}}\\cdot ${bracketed(value)}`,
       also: [
@@ -649,9 +649,9 @@ async function unit(trace: Trace, path: string, p: number, c: number, token: str
 
 async function activated(trace: Trace, activation: string, node: Node, title: string): Promise<Made> {
   const x = await valueOf(trace, node);
-  const { says, formula } = ACTIVATIONS[activation];
+  const { text, formula } = ACTIVATIONS[activation];
   const also = [{ label: `x (${activation})`, value: x, node }];
-  return { ...NOTHING, kind: "activation", title, says, formula: formula("x"), live: formula(bracketed(x)), also };
+  return { ...NOTHING, kind: "activation", title, text, formula: formula("x"), live: formula(bracketed(x)), also };
 }
 
 async function residual(trace: Trace, found: RegExpExecArray, [p, c]: number[]): Promise<Made> {
@@ -670,15 +670,15 @@ async function residual(trace: Trace, found: RegExpExecArray, [p, c]: number[]):
         : layer === "0"
           ? `${stack}.embedding.output`
           : `${stack}.layers.${Number(layer) - 1}.feed_forward_residual.output`;
-    return same(trace, of(from, p, c), `The vector of ${token}, channel ${c}`, "As the step before left it.");
+    return same(trace, of(from, p, c), `The vector of ${token}, channel ${c}`, "The output of the previous step.");
   }
-  if (part === "sublayer") return same(trace, of(`${path}.output`, p, c), `What is added at ${token}, channel ${c}`, "The sub-layer's answer.");
+  if (part === "sublayer") return same(trace, of(`${path}.output`, p, c), `Sub-layer output at ${token}, channel ${c}`, "The output of the sub-layer.");
   if (part === "output")
     return same(
       trace,
       of(pre ? `${own}.sum` : `${own}.norm.output`, p, c),
       `The vector of ${token} after this sub-layer, channel ${c}`,
-      pre ? "The sum is handed on as it is." : "The sum, normalised.",
+      pre ? "The sum." : "The normalised sum.",
     );
   const [x, more] = await Promise.all([valueOf(trace, of(`${own}.input`, p, c)), valueOf(trace, of(`${own}.sublayer`, p, c))]);
   const also = [
@@ -689,7 +689,7 @@ async function residual(trace: Trace, found: RegExpExecArray, [p, c]: number[]):
     ...NOTHING,
     kind: "sum",
     title: `Add: the vector of ${token}, channel ${c}`,
-    says: "What was there stays, and the sub-layer's answer is added to it (§3.1).",
+    text: "The output of the sub-layer is added to its input (§3.1).",
     formula: "x + \\mathrm{Sublayer}(x)",
     live: addends(also),
     also,
@@ -702,7 +702,7 @@ async function norm(trace: Trace, found: RegExpExecArray, [p, c]: number[]): Pro
   const token = place(trace, stack, p);
   if (part === "input" && path === "head_norm") {
     const activation = trace.config.activation.replace("swiglu", "swish");
-    return activated(trace, activation, of("head.output", p, c), `What is normalised at ${token}, channel ${c}`);
+    return activated(trace, activation, of("head.output", p, c), `Input of the norm at ${token}, channel ${c}`);
   }
   if (part === "input") {
     const own = path.slice(0, -".norm".length);
@@ -712,7 +712,7 @@ async function norm(trace: Trace, found: RegExpExecArray, [p, c]: number[]): Pro
       : own.endsWith("embedding")
         ? `${own}.sum`
         : `${stack}.layers.${layers - 1}.feed_forward_residual.output`;
-    return same(trace, of(from, p, c), `What is normalised at ${token}, channel ${c}`, "The vector as it comes.");
+    return same(trace, of(from, p, c), `Input of the norm at ${token}, channel ${c}`, "The vector before normalisation.");
   }
   const x = row(await trace.tensor(`${path}.input`), p);
   if (part === "mean") {
@@ -720,7 +720,7 @@ async function norm(trace: Trace, found: RegExpExecArray, [p, c]: number[]): Pro
     return {
       kind: "mean",
       title: `Mean of the vector of ${token}`,
-      says: "All its channels together, divided by how many there are.",
+      text: "The sum of all channels, divided by their number.",
       formula: "\\mu = \\frac{1}{d}\\sum_i x_i",
       live: `\\frac{${addends(rows.map(([one]) => one))}}{${x.length}}`,
       columns: ["channel", "x"],
@@ -737,7 +737,7 @@ async function norm(trace: Trace, found: RegExpExecArray, [p, c]: number[]): Pro
     return {
       kind: "variance",
       title: `Variance of the vector of ${token}`,
-      says: "How far its channels are from their mean: the squares, on average.",
+      text: "The mean squared distance of the channels from their mean.",
       formula: "\\sigma^2 = \\frac{1}{d}\\sum_i (x_i - \\mu)^2",
       live: `\\frac{${addends(rows.map(([, square]) => square))}}{${x.length}}`,
       columns: ["channel", "x", "(x − μ)²"],
@@ -754,7 +754,7 @@ async function norm(trace: Trace, found: RegExpExecArray, [p, c]: number[]): Pro
     ...NOTHING,
     kind: "norm",
     title: `Norm: the vector of ${token}, channel ${c}`,
-    says: "Brought to mean 0 and variance 1 over all channels, then stretched and moved by two learned numbers.",
+    text: "Normalised to mean 0 and variance 1, then scaled and shifted by two learned numbers.",
     formula: "\\gamma\\,\\frac{x - \\mu}{\\sqrt{\\sigma^2 + \\varepsilon}} + \\beta",
     live: `${bracketed(weights[c])}\\cdot\\frac{${inTex(x[c])} - ${bracketed(mean)}}{\\sqrt{${inTex(variance)} + ${inTex(trace.config.norm_epsilon)}}} + ${bracketed(biases[c])}`,
     also: [
@@ -772,15 +772,15 @@ async function top(trace: Trace, found: RegExpExecArray, [p, c]: number[]): Prom
   const [, stack] = found;
   const layers = trace.config[stack as "encoder" | "decoder"].layers;
   const from = trace.has(`${stack}.norm.output`) ? `${stack}.norm.output` : `${stack}.layers.${layers - 1}.feed_forward_residual.output`;
-  return same(trace, of(from, p, c), `What the ${stack} says of ${place(trace, stack, p)}, channel ${c}`, "The top of the stack.");
+  return same(trace, of(from, p, c), `Output of the ${stack} for ${place(trace, stack, p)}, channel ${c}`, "The top of the stack.");
 }
 
 async function head(trace: Trace, _: RegExpExecArray, [p, c]: number[]): Promise<Made> {
   return linear(
     trace,
     {
-      title: `The head that guesses words, at ${place(trace, "encoder", p)}, channel ${c}`,
-      says: "The top vector, once more times a learned matrix.",
+      title: `Prediction head at ${place(trace, "encoder", p)}, channel ${c}`,
+      text: "The top vector times a learned matrix.",
       formula: "\\sum_i x_i\\, W_{i,c} + b_c",
     },
     { name: "encoder.output", at: p, symbol: "x" },
@@ -790,19 +790,19 @@ async function head(trace: Trace, _: RegExpExecArray, [p, c]: number[]): Promise
   );
 }
 
-/** A decoder tells what comes next, an encoder what stands there. */
-const where = (trace: Trace) => (trace.words("target").length ? "after" : "at");
+/** A decoder predicts the next token, an encoder the token at a position. */
+const where = (trace: Trace) => (trace.hasStack("decoder") ? "after" : "at");
 
-/** An entry of the vocabulary, by how it is written. */
-const entry = async (trace: Trace, v: number) => `“${word((await trace.pieces([v]))[0])}”, entry ${v} of the vocabulary,`;
+/** An entry of the vocabulary, in words. */
+const entry = async (trace: Trace, v: number) => `“${word((await trace.pieces([v]))[0])}”, entry ${v},`;
 
 async function logit(trace: Trace, _: RegExpExecArray, [p, v]: number[]): Promise<Made> {
   const name = trace.has("head_norm.output") ? "head_norm.output" : trace.has("decoder.output") ? "decoder.output" : "encoder.output";
   return linear(
     trace,
     {
-      title: `Score of ${await entry(trace, v)} ${where(trace)} ${place(trace, "decoder", p)}`,
-      says: "The top vector times the row of this entry: how alike they are.",
+      title: `Logit of ${await entry(trace, v)} ${where(trace)} ${place(trace, "decoder", p)}`,
+      text: "The dot product of the top vector and the row of this entry.",
       formula: "\\sum_i x_i\\, E_{v,i}",
     },
     { name, at: p, symbol: "x" },
@@ -820,10 +820,10 @@ async function probability(trace: Trace, _: RegExpExecArray, [p, v]: number[]): 
     String,
     (j) => of("logits", p, j),
     `Probability of ${await entry(trace, v)} ${where(trace)} ${place(trace, "decoder", p)}`,
-    "The scores of all entries become probabilities.",
+    "The softmax turns the logits of all entries into probabilities.",
     "entry",
   );
-  return { ...made, rows: [], columns: [], also: [{ label: "score", value: scores[v], node: of("logits", p, v) }, ...made.also] };
+  return { ...made, rows: [], columns: [], also: [{ label: "logit", value: scores[v], node: of("logits", p, v) }, ...made.also] };
 }
 
 const RULES: [RegExp, Rule][] = [

@@ -19,13 +19,13 @@ function packed(tensors: { name: string; axes: string[]; shape: number[]; dtype:
   return bytes.buffer;
 }
 
-test("halves are what IEEE says", () => {
+test("half precision is converted as in IEEE 754", () => {
   const known: [number, number][] = [[0x0000, 0], [0x3c00, 1], [0xc000, -2], [0x3555, 0.333251953125], [0x7bff, 65504], [0x0001, 2 ** -24], [0xfc00, -Infinity]];
   for (const [bits, value] of known) expect(fromHalf(Uint16Array.of(bits))[0]).toBe(value);
   expect(fromHalf(Uint16Array.of(0x7e00))[0]).toBeNaN();
 });
 
-test("tensors come out as they went in", () => {
+test("tensors are read as they were packed", () => {
   const data = Float32Array.from({ length: 12 }, (_, i) => i / 3);
   const [one, two] = read(packed([
     { name: "a", axes: ["head", "query", "key"], shape: [2, 2, 3], dtype: "f32", data },
@@ -37,17 +37,17 @@ test("tensors come out as they went in", () => {
   expect([...two.data]).toEqual([1, 0, -1]);
 });
 
-test("what is no trace is refused", () => {
-  expect(() => read(new ArrayBuffer(64))).toThrow("no trace");
+test("other files are refused", () => {
+  expect(() => read(new ArrayBuffer(64))).toThrow("Not a trace");
 });
 
-test("a tensor is fetched once, and again if that failed", async () => {
-  const asked: string[][] = [];
+test("a tensor is loaded once, and again after an error", async () => {
+  const requested: string[][] = [];
   let fail = true;
   const about = { tensors: [{ name: "a", axes: ["position"], shape: [1] }] } as unknown as Manifest;
   const trace = new Trace(about, {
     async tensors(names) {
-      asked.push(names);
+      requested.push(names);
       if (fail) throw new Error("gone");
       return packed([{ name: "a", axes: ["position"], shape: [1], dtype: "f32", data: Float32Array.of(5) }]);
     },
@@ -59,5 +59,5 @@ test("a tensor is fetched once, and again if that failed", async () => {
   fail = false;
   expect((await trace.tensor("a")).data[0]).toBe(5);
   await trace.tensor("a");
-  expect(asked.length).toBe(2);
+  expect(requested.length).toBe(2);
 });

@@ -1,6 +1,6 @@
 /**
- * What the model computed for one sentence: a manifest, and tensors that are fetched when somebody looks at them.
- * The bytes are those of docs/reference/trace.md; where they come from (a server, a file, a notebook) is the carrier's.
+ * A trace: all numbers that a model computed for one text. It has a manifest, and tensors that are loaded when they are
+ * needed. The format of the bytes is in docs/reference/trace.md; a carrier gets them from a service or a file.
  */
 
 import type { components } from "../generated";
@@ -27,31 +27,31 @@ export interface Manifest extends Omit<Schemas["TraceAnswer"], "config" | "token
   parts?: number;
 }
 
-/** Where bytes come from. */
+/** The source of a trace's bytes. */
 export interface Carrier {
   tensors(names: string[], dtype: Dtype): Promise<ArrayBuffer>;
   /** One row of the first axis, in single precision. */
   row(name: string, row: number): Promise<Float32Array>;
   /** A row of a weight matrix, or a whole bias. */
   weights(parameter: string, row?: number): Promise<Float32Array>;
-  /** How entries of the vocabulary are written. */
+  /** The text of entries of the vocabulary. */
   pieces(ids: number[]): Promise<string[]>;
 }
 
 const MAGIC = [0x53, 0x49, 0x47, 0x48, 0x54, 0x4c, 0x4e, 1]; // SIGHTLN, version 1
 
-/** What a block of bytes says of itself, and where its numbers begin. */
+/** The description at the beginning of a packed trace, and the offset of its numbers. */
 function opened(buffer: ArrayBuffer) {
   const bytes = new Uint8Array(buffer);
-  if (MAGIC.some((byte, i) => bytes[i] !== byte)) throw new Error("This is no trace of version 1.");
+  if (MAGIC.some((byte, i) => bytes[i] !== byte)) throw new Error("Not a trace of version 1.");
   const length = Number(new DataView(buffer).getBigUint64(8, true));
   return { manifest: JSON.parse(new TextDecoder().decode(bytes.subarray(16, 16 + length))), start: 16 + length };
 }
 
-/** The description at the beginning of a packed trace. */
+/** The description of a packed trace. */
 export const manifestOf = (buffer: ArrayBuffer) => opened(buffer).manifest;
 
-/** The tensors in a block of bytes. */
+/** The tensors of a packed trace. */
 export function read(buffer: ArrayBuffer): Tensor[] {
   const { manifest, start } = opened(buffer);
   return manifest.tensors.map((one: Tensor & { dtype: Dtype; offset: number; bytes: number }) => {
@@ -63,7 +63,7 @@ export function read(buffer: ArrayBuffer): Tensor[] {
 
 let halves: Float32Array | undefined;
 
-/** Half precision to single. All 65,536 halves are worked out once. */
+/** Convert half precision to single. The table of all 65,536 values is computed once. */
 export function fromHalf(bits: Uint16Array): Float32Array {
   halves ??= Float32Array.from({ length: 65536 }, (_, h) => {
     const sign = h & 0x8000 ? -1 : 1;
@@ -114,7 +114,7 @@ export class Trace {
     return this.shapes.get(name)?.axes ?? [];
   }
 
-  /** Tensors by name: in half precision to look at, in single to calculate with. Those not here yet come in one go. */
+  /** Load tensors by name, those that are missing in one request: in half precision for pictures, in single for numbers. */
   tensors(names: string[], dtype: Dtype = "f32"): Promise<Tensor[]> {
     const key = (name: string) => `${dtype} ${name}`;
     const missing = names.filter((name) => !this.found.has(key(name)));
@@ -129,7 +129,7 @@ export class Trace {
     return (await this.tensors([name], dtype))[0];
   }
 
-  /** One row of a tensor that is too large to be fetched whole. */
+  /** Load one row of a large tensor. */
   row(name: string, row: number): Promise<Float32Array> {
     const key = `${name} ${row}`;
     if (!this.rows.has(key)) this.keep(this.rows, key, this.carrier.row(name, row));
@@ -146,14 +146,14 @@ export class Trace {
     return this.carrier.pieces(ids);
   }
 
-  /** What failed is asked for again the next time. */
+  /** Keep a result for later calls, unless its request fails. */
   private keep<T>(where: Map<string, Promise<T>>, key: string, promise: Promise<T>): void {
     where.set(key, promise);
     promise.catch(() => where.delete(key));
   }
 }
 
-/** Where an element stands in a tensor's data. */
+/** The index of an element in a tensor's data. */
 export function offset(shape: number[], at: number[]): number {
   return at.reduce((sum, index, axis) => sum * shape[axis] + index, 0);
 }

@@ -1,30 +1,30 @@
-/** What stands on a hypothesis, and how much room that takes. */
+/** Labels of hypotheses and their width. */
 
 import type { Beam } from "../../shared/api";
 import { written } from "../../shared/numbers";
-import { alone } from "../../shared/words";
-import { chance, END } from "./tree";
+import { tokenLabel } from "../../shared/words";
+import { probabilityOf, END } from "./tree";
 
-/** Of the longest token that is written out. */
+/** Longest token that is not shortened. */
 const LETTERS = 20;
 
-/** Left and right of what is written, and between. */
+/** Space left and right of a label, and inside it. */
 export const SIDE = 11;
 
 export function nameOf({ token }: Beam): string {
   if (token === END) return "end";
-  const said = alone(token);
-  return said.length > LETTERS ? `${said.slice(0, LETTERS - 1)}…` : said;
+  const label = tokenLabel(token);
+  return label.length > LETTERS ? `${label.slice(0, LETTERS - 1)}…` : label;
 }
 
-/** What stands at the right: how likely the token is, and the score of an answer. */
+/** The probability of the token, and the score of an answer. */
 export const numbersOf = (beam: Beam) =>
-  beam.score == null ? chance(beam) : `${chance(beam)}  ${written(beam.score)}`;
+  beam.score == null ? probabilityOf(beam) : `${probabilityOf(beam)}  ${written(beam.score)}`;
 
-/** Before an end stands a square. */
+/** Width of the square before the end token. */
 export const markOf = ({ token }: Beam) => (token === END ? 14 : 0);
 
-/** A ruler, which knows the fonts of the page. */
+/** Return a function that measures labels in the fonts of the page. */
 export function ruler(): (beam: Beam) => number {
   const canvas = document.createElement("canvas").getContext("2d")!;
   const probe = document.createElement("div");

@@ -1,8 +1,8 @@
 import { describe, expect, it } from "vitest";
 import type { Beam } from "../../shared/api";
-import { apart, bestWay, END, fate, grow, path, place, rowsOf, summary, walk } from "./tree";
+import { apart, bestPath, END, fateOf, grow, path, place, rowsOf, summary, walk } from "./tree";
 
-/** A search with made-up numbers: each step takes the best `2 * beam + 1`, as the real one does. */
+/** A search with artificial numbers: each step keeps the best `2 * beam + 1`, as the real one does. */
 function search(beam: number, length: number, seed = 1): Beam[] {
   let state = seed;
   const next = () => (state = (state * 48271) % 2147483647) / 2147483647;
@@ -34,21 +34,21 @@ function search(beam: number, length: number, seed = 1): Beam[] {
 
 const SOME = [1, 2, 4, 8].flatMap((beam) => [1, 2, 3].map((seed) => ({ beam, seed, tree: grow(search(beam, 40, seed)) })));
 
-describe("where hypotheses stand", () => {
-  it("what is in the way of each other moves apart, the heavier less", () => {
+describe("layout", () => {
+  it("overlapping rows move apart, heavier ones less", () => {
     expect(apart([0, 5], [1, 1])).toEqual([0, 5]);
     expect(apart([0, 0, 0], [1, 1, 1])).toEqual([-1, 0, 1]);
     expect(apart([0, 0, 0], [1, 1, 100])).toEqual([-2, -1, 0]);
     expect(apart([], [])).toEqual([]);
   });
 
-  it.each(SOME)("no two stand in one place: $beam beams, $seed", ({ tree }) => {
+  it.each(SOME)("no two hypotheses overlap: $beam beams, $seed", ({ tree }) => {
     const rows = rowsOf(tree);
     const places = new Set(tree.beams.map(({ step }, at) => `${step} ${rows[at]}`));
     expect(places.size).toBe(tree.beams.length);
   });
 
-  it.each(SOME)("brothers stand in the order of their totals: $beam beams, $seed", ({ tree }) => {
+  it.each(SOME)("siblings are in the order of their totals: $beam beams, $seed", ({ tree }) => {
     const rows = rowsOf(tree);
     for (const some of tree.children)
       for (let i = 1; i < some.length; i++) {
@@ -57,11 +57,11 @@ describe("where hypotheses stand", () => {
       }
   });
 
-  it.each(SOME)("what lives longest runs straight, and the best answer always: $beam beams, $seed", ({ tree }) => {
+  it.each(SOME)("long paths are almost straight, and the best one is straight: $beam beams, $seed", ({ tree }) => {
     const rows = rowsOf(tree);
     const bends = (way: number[]) => way.slice(1).filter((at, i) => rows[at] !== rows[way[i]]).length;
     expect(bends(path(tree, tree.beams.length - 1))).toBeLessThan(tree.steps.length / 3);
-    expect(bends(bestWay(tree))).toBe(0);
+    expect(bends(bestPath(tree))).toBe(0);
   });
 
   it.each(SOME)("no edges cross: $beam beams, $seed", ({ tree }) => {
@@ -72,11 +72,11 @@ describe("where hypotheses stand", () => {
     }
   });
 
-  it.each(SOME)("it stays low: $beam beams, $seed", ({ beam, tree }) => {
+  it.each(SOME)("the height is bounded: $beam beams, $seed", ({ beam, tree }) => {
     expect(Math.max(...rowsOf(tree))).toBeLessThan(3 * (2 * beam + 1));
   });
 
-  it("columns do not touch, and are as wide as their widest", () => {
+  it("columns do not touch and have the width of their widest hypothesis", () => {
     const tree = grow(search(4, 12));
     const { columns, width, height } = place(tree, ({ token }) => 10 * token.length, 30, 20, 40);
     expect(columns[0].x).toBe(40);
@@ -86,19 +86,19 @@ describe("where hypotheses stand", () => {
     expect(height).toBe(30 * (Math.max(...rowsOf(tree)) + 1));
   });
 
-  it("takes time by the number of hypotheses, not by its square", () => {
+  it("time grows linearly with the number of hypotheses", () => {
     const began = performance.now();
     rowsOf(grow(search(8, 3000)));
     expect(performance.now() - began).toBeLessThan(3000);
   });
 
-  it("is nothing for nothing", () => {
+  it("an empty tree has no height", () => {
     expect(place(grow([]), () => 1, 30, 20, 40)).toEqual({ rows: [], columns: [], width: 40, height: 0 });
   });
 });
 
-type Told = [parent: number, step: number, token: string, log_prob: number, total: number, fate: Beam["fate"], score?: number];
-const one = (...[parent, step, token, log_prob, total, fate, score]: Told) =>
+type Row = [parent: number, step: number, token: string, log_prob: number, total: number, fate: Beam["fate"], score?: number];
+const one = (...[parent, step, token, log_prob, total, fate, score]: Row) =>
   ({ parent, step, token, log_prob, total, fate, score }) as Beam;
 
 const SMALL = [
@@ -117,7 +117,7 @@ describe("the tree", () => {
   const tree = grow(SMALL);
   const rows = rowsOf(tree);
 
-  it("knows who comes from whom", () => {
+  it("has parents and children", () => {
     expect(tree.roots).toEqual([0, 1, 2]);
     expect(tree.children[3]).toEqual([6, 8]);
     expect(path(tree, 6)).toEqual([0, 3, 6]);
@@ -125,7 +125,7 @@ describe("the tree", () => {
     expect(rows).toEqual([0, 1, 2, 0, 1, 2, 0, 2, 1]);
   });
 
-  it("is walked by arrows, and stays where there is nothing", () => {
+  it("is navigated by arrows", () => {
     expect(walk(tree, rows, 6, "parent")).toBe(3);
     expect(walk(tree, rows, 0, "parent")).toBe(0);
     expect(walk(tree, rows, 0, "child")).toBe(3);
@@ -135,21 +135,21 @@ describe("the tree", () => {
     expect(walk(tree, rows, 7, "after")).toBe(7);
   });
 
-  it("tells what became of each", () => {
-    expect(summary(tree, 2)).toBe("2 beams, 3 steps, 9 hypotheses looked at, 2 ended");
-    expect(fate(tree, 0, 2)).toBe("Kept at step 1, and it grew on.");
-    expect(fate(tree, 2, 2)).toBe("Dropped at step 1: 2 others were likelier.");
-    expect(fate(tree, 5, 2)).toBe("Dropped at step 2: 2 others were likelier, and an end counts only among the best 2.");
-    expect(fate(tree, 6, 2)).toBe("Ended at step 3: the best of 2 answers.");
-    expect(fate(tree, 7, 2)).toBe("Ended at step 3: number 2 of 2 answers.");
-    expect(fate(tree, 8, 2)).toBe("Kept at step 3; the search was over before it went on.");
+  it("describes each fate", () => {
+    expect(summary(tree, 2)).toBe("2 beams, 3 steps, 9 hypotheses, 2 finished");
+    expect(fateOf(tree, 0, 2)).toBe("Kept at step 1 and continued.");
+    expect(fateOf(tree, 2, 2)).toBe("Dropped at step 1: 2 other hypotheses are more likely.");
+    expect(fateOf(tree, 5, 2)).toBe("Dropped at step 2: 2 other hypotheses are more likely, and an end counts only among the best 2.");
+    expect(fateOf(tree, 6, 2)).toBe("Finished at step 3: the best of 2 answers.");
+    expect(fateOf(tree, 7, 2)).toBe("Finished at step 3: number 2 of 2 answers.");
+    expect(fateOf(tree, 8, 2)).toBe("Kept at step 3 until the search ended.");
   });
 
-  it("knows which steps were given", () => {
+  it("counts the steps of a required beginning", () => {
     const given = one(-1, 0, "▁Hé", -2, -2, "grew");
     const forced = grow([given, one(0, 1, "▁!", -1, -3, "grew"), one(0, 1, "▁?", -2, -4, "grew")], "Hé");
     expect(forced.given).toBe(1);
-    expect(fate(forced, 0, 2)).toBe("Given at step 1: you asked for this beginning.");
+    expect(fateOf(forced, 0, 2)).toBe("Required at step 1: part of the beginning that you chose.");
     expect(grow(SMALL).given).toBe(0);
   });
 });

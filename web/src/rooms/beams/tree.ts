@@ -1,26 +1,25 @@
 /**
- * A beam search as a tree: who comes from whom, where each hypothesis stands on the sheet, and what became of it.
- * The API tells hypotheses step by step, and in each step the best first; so whatever is collected here in their order
- * is ordered by their totals.
+ * A beam search as a tree: parents and children, layout, and the fate of each hypothesis. The API lists hypotheses step by
+ * step, best first, and so do all lists here.
  */
 
 import type { Beam } from "../../shared/api";
 import { counted, percent } from "../../shared/numbers";
 
-/** How the end of a text is written in a vocabulary. */
+/** The end token. */
 export const END = "</s>";
 
 export interface Tree {
   beams: Beam[];
-  /** Of each hypothesis, the best first. */
+  /** Children of each hypothesis, best first. */
   children: number[][];
-  /** Those that begin. */
+  /** Hypotheses of the first step. */
   roots: number[];
-  /** Of each step. */
+  /** Hypotheses of each step. */
   steps: number[][];
-  /** The answers, the best first. */
+  /** Finished hypotheses, best first. */
   ended: number[];
-  /** How many steps were given, not searched for. */
+  /** Number of steps of the required beginning. */
   given: number;
 }
 
@@ -34,25 +33,25 @@ export function grow(beams: Beam[], prefix = ""): Tree {
   });
   const ended = beams.flatMap(({ fate }, at) => (fate === "ended" ? [at] : []));
   ended.sort((a, b) => beams[b].score! - beams[a].score!);
-  // A search always looks at several; a step that has but one was not free to choose.
+  // A search keeps several candidates; a step with one candidate was required.
   const free = steps.findIndex((some) => some.length > 1);
   return { beams, children, roots, steps, ended, given: prefix ? (free < 0 ? steps.length : free) : 0 };
 }
 
-/** From the first token to this one. */
+/** The hypotheses from the first token to this one. */
 export function path({ beams }: Tree, at: number): number[] {
   const found: number[] = [];
   for (let here = at; here >= 0; here = beams[here].parent) found.push(here);
   return found.reverse();
 }
 
-/** From the first token of the best answer to its end. */
-export const bestWay = (tree: Tree) => (tree.ended.length ? path(tree, tree.ended[0]) : []);
+/** The hypotheses of the best answer. */
+export const bestPath = (tree: Tree) => (tree.ended.length ? path(tree, tree.ended[0]) : []);
 
-/** How many tokens a length penalty counts: all of them, the end too. */
+/** The length in the length penalty: all tokens, including the end. */
 export const lengthOf = (beam: Beam) => beam.step + 1;
 
-// --- Where they stand
+// --- Layout
 
 export interface Column {
   x: number;
@@ -60,24 +59,24 @@ export interface Column {
 }
 
 export interface Layout {
-  /** Of each hypothesis. */
+  /** Row of each hypothesis. */
   rows: number[];
-  /** Of each step. */
+  /** Column of each step. */
   columns: Column[];
   width: number;
   height: number;
 }
 
 /**
- * Children want to stand in their parent's row, and are moved apart until each has a row of its own; those with many
- * descendants give way least, so that what lives long runs straight; the best answer gives way to none. In each step
- * the order is that of the parents, and of brothers the best comes first: so no edges cross.
+ * Place children in their parent's row, then move them apart until each has its own row. Hypotheses with many descendants
+ * move least, the best answer does not move. Each step keeps the order of the parents, then best first, so that edges do
+ * not cross.
  */
 export function rowsOf(tree: Tree): number[] {
   const { beams, children, roots, steps } = tree;
   const weight = beams.map(() => 1);
   for (let at = beams.length - 1; at >= 0; at--) if (beams[at].parent >= 0) weight[beams[at].parent] += weight[at];
-  for (const at of bestWay(tree)) weight[at] = 1e6;
+  for (const at of bestPath(tree)) weight[at] = 1e6;
   const rows = new Array<number>(beams.length);
   let column = roots;
   for (let step = 0; step < steps.length; step++) {
@@ -91,8 +90,8 @@ export function rowsOf(tree: Tree): number[] {
 }
 
 /**
- * Whole numbers, each larger than the one before, as near as can be to those wanted (by weighted squares). Without the
- * 1 between neighbours this is isotonic regression: where two are in the wrong order, both get their mean.
+ * Increasing integers with the least weighted squared distance from the wanted ones: isotonic regression with a distance of
+ * 1 between neighbours.
  */
 export function apart(wanted: number[], weights: number[]): number[] {
   const blocks: { mean: number; weight: number; count: number }[] = [];
@@ -109,13 +108,13 @@ export function apart(wanted: number[], weights: number[]): number[] {
   return blocks.flatMap(({ mean, count }) => new Array<number>(count).fill(Math.round(mean))).map((row, i) => row + i);
 }
 
-/** `wide`: how much room a hypothesis takes; all of a step are as wide as the widest. */
-export function place(tree: Tree, wide: (beam: Beam) => number, row: number, gap: number, start: number): Layout {
+/** Lay out a tree. `widthOf`: width of a hypothesis; a column is as wide as its widest one. */
+export function place(tree: Tree, widthOf: (beam: Beam) => number, row: number, gap: number, start: number): Layout {
   const rows = rowsOf(tree);
   const columns: Column[] = [];
   let x = start;
   for (const some of tree.steps) {
-    const width = some.reduce((most, at) => Math.max(most, wide(tree.beams[at])), 0);
+    const width = some.reduce((most, at) => Math.max(most, widthOf(tree.beams[at])), 0);
     columns.push({ x, width });
     x += width + gap;
   }
@@ -123,47 +122,47 @@ export function place(tree: Tree, wide: (beam: Beam) => number, row: number, gap
   return { rows, columns, width: x, height };
 }
 
-// --- Walking about
+// --- Navigation by keyboard
 
-export type Way = "parent" | "child" | "before" | "after";
+export type Direction = "parent" | "child" | "before" | "after";
 
-/** Where an arrow leads: along the line, or to the neighbour above or below in the same step. */
-export function walk(tree: Tree, rows: number[], at: number, way: Way): number {
+/** The hypothesis in a direction: parent, first child, or the one above or below in the same step. */
+export function walk(tree: Tree, rows: number[], at: number, direction: Direction): number {
   const { beams, children, steps } = tree;
-  if (way === "parent") return beams[at].parent < 0 ? at : beams[at].parent;
-  if (way === "child") return children[at][0] ?? at;
+  if (direction === "parent") return beams[at].parent < 0 ? at : beams[at].parent;
+  if (direction === "child") return children[at][0] ?? at;
   const column = [...steps[beams[at].step]].sort((a, b) => rows[a] - rows[b]);
-  return column[column.indexOf(at) + (way === "after" ? 1 : -1)] ?? at;
+  return column[column.indexOf(at) + (direction === "after" ? 1 : -1)] ?? at;
 }
 
-// --- In words
+// --- Descriptions
 
-export const chance = ({ log_prob }: Beam) => percent(Math.exp(log_prob));
+export const probabilityOf = ({ log_prob }: Beam) => percent(Math.exp(log_prob));
 
-export function summary({ beams, steps, ended }: Tree, beam: number): string {
-  const looked = `${counted(beams.length, "hypothesis", "hypotheses")} looked at`;
-  return `${counted(beam, "beam")}, ${counted(steps.length, "step")}, ${looked}, ${counted(ended.length, "ended", "ended")}`;
+export function summary({ beams: all, steps, ended }: Tree, beams: number): string {
+  const hypotheses = counted(all.length, "hypothesis", "hypotheses");
+  return `${counted(beams, "beam")}, ${counted(steps.length, "step")}, ${hypotheses}, ${ended.length} finished`;
 }
 
-/** What became of a hypothesis. `beam`: how many grew side by side. */
-export function fate(tree: Tree, at: number, beam: number): string {
+/** The fate of a hypothesis in words. `size`: the beam size. */
+export function fateOf(tree: Tree, at: number, size: number): string {
   const { beams, children, steps, ended, given } = tree;
   const { step, token, fate } = beams[at];
   const when = `at step ${step + 1}`;
-  if (step < given && fate === "grew") return `Given ${when}: you asked for this beginning.`;
+  if (step < given && fate === "grew") return `Required ${when}: part of the beginning that you chose.`;
   if (fate === "ended") {
-    if (ended.length === 1) return `Ended ${when}: the only answer.`;
+    if (ended.length === 1) return `Finished ${when}: the only answer.`;
     const rank = ended.indexOf(at) + 1;
-    return `Ended ${when}: ${rank === 1 ? "the best" : `number ${rank}`} of ${counted(ended.length, "answer")}.`;
+    return `Finished ${when}: ${rank === 1 ? "the best" : `number ${rank}`} of ${counted(ended.length, "answer")}.`;
   }
   if (fate === "dropped") {
     const better = steps[step].indexOf(at);
-    const others = better === 1 ? "1 other was" : `${better} others were`;
-    if (token !== END) return `Dropped ${when}: ${others} likelier.`;
-    const best = beam === 1 ? "as the best" : `among the best ${beam}`;
-    return `Dropped ${when}: ${others} likelier, and an end counts only ${best}.`;
+    const others = better === 1 ? "1 other hypothesis is" : `${better} other hypotheses are`;
+    if (token !== END) return `Dropped ${when}: ${others} more likely.`;
+    const best = size === 1 ? "as the best" : `among the best ${size}`;
+    return `Dropped ${when}: ${others} more likely, and an end counts only ${best}.`;
   }
-  if (children[at].length) return `Kept ${when}, and it grew on.`;
-  if (step === steps.length - 1) return `Kept ${when}; the search was over before it went on.`;
-  return `Kept ${when}, but nothing that could follow was likely enough at step ${step + 2}.`;
+  if (children[at].length) return `Kept ${when} and continued.`;
+  if (step === steps.length - 1) return `Kept ${when} until the search ended.`;
+  return `Kept ${when}, but no continuation was likely enough at step ${step + 2}.`;
 }

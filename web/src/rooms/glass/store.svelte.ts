@@ -1,11 +1,11 @@
 /** The trace in the glass, the word under the pointer, the pictures of the heads, and the clock. */
 
 import { useApp, type AppContext } from "../../app/context.svelte";
+import { effective } from "../../app/search";
 import { RESET, searchOf } from "../../app/view.svelte";
 import { taskOf } from "../../shared/models";
 import { word } from "../../shared/numbers";
 import { Latest, Problem, Unreachable } from "../../shared/request.svelte";
-import { effective } from "../../app/search";
 import { attentionFrom, attentions } from "../../trace/attention";
 import { serverCarrier, storedTrace } from "../../trace/carriers";
 import { nodeFrom, nodeName, sideOf, type Node } from "../../trace/lineage";

@@ -1,9 +1,9 @@
 /** The translation of the text: the model's own, and the reader's choice. */
 
 import { useApp, type AppContext } from "../../app/context.svelte";
+import { effective, streams } from "../../app/search";
 import type { Search, Translation } from "../../shared/api";
 import { Latest } from "../../shared/request.svelte";
-import { effective, streams } from "../../app/search";
 
 export interface Answer {
   model: string;
