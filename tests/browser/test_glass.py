@@ -81,7 +81,7 @@ def test_a_model_of_one_stack_is_the_same_scene_with_one_column(visit, folders, 
     assert abs(number(links.inner_text()) - seen["logits"].values[-1, best[0]].item()) <= 1e-4
 
 
-def test_until_the_model_answers_a_stored_trace_is_shown_and_called_so(visit, trace):
+def test_a_stored_trace_is_shown_until_the_model_answers(visit, trace):
     tab, held = visit(), []
     tab.page.route("**/v1/trace", lambda route: held.append(route))  # noqa: PLW0108 - playwright marks its handlers
     page = tab.go(address(target=""))
@@ -126,7 +126,7 @@ def test_pointing_at_a_word_follows_it_everywhere(visit, trace):
     assert np.abs(np.array(shades) - mean / mean.max()).max() <= 1 / 40 + 6e-3  # in twentieths, from half precision
 
 
-def test_a_head_unfolds_where_it_stands_down_to_one_number(visit, trace):
+def test_a_head_opens_in_place_down_to_one_number(visit, trace):
     tab = visit()
     page = tab.go(address(word="t3"))
     drawn(page)
@@ -177,7 +177,7 @@ def test_everything_is_reached_by_keyboard(visit):
     assert strip.get_attribute("aria-valuenow") == strip.get_attribute("aria-valuemax")
 
 
-def test_the_clock_shows_each_step_and_what_is_reused(visit, trace):
+def test_the_animation_shows_each_step_and_the_cache(visit, trace):
     page = visit().go(address())
     drawn(page)
     clock = page.get_by_role("slider", name="Step")
@@ -207,7 +207,7 @@ def test_the_clock_shows_each_step_and_what_is_reused(visit, trace):
         ("gpt", "decoder.layers.0.self_attention_residual"),
     ],
 )
-def test_an_opened_box_says_so_while_nothing_is_computed_in_it(visit, model, part):
+def test_an_open_box_is_empty_until_its_step(visit, model, part):
     page = visit().go(address(model=model, open=part, step=0, **({} if model == "taught" else {"target": ""})))
     drawn(page)
     body = page.locator(".body")
@@ -223,7 +223,7 @@ def test_an_opened_box_says_so_while_nothing_is_computed_in_it(visit, model, par
     body.get_by_role("slider").or_(body.locator("td")).first.wait_for()
 
 
-def test_a_word_that_is_not_read_yet_has_no_row(visit, trace):
+def test_an_unread_word_has_no_row(visit, trace):
     page = visit().go(address(word="t4", step=2 + 1 + 3, open="decoder.layers.0.self_attention"))
     drawn(page)
     page.get_by_text("is not read yet at this step").wait_for()
@@ -234,7 +234,7 @@ def test_a_word_that_is_not_read_yet_has_no_row(visit, trace):
     assert len(trace.tokens["target"]) > 5
 
 
-def test_at_the_first_step_all_boxes_are_dim_and_the_last_one_tells_the_end(visit, trace):
+def test_the_first_step_dims_all_boxes_and_the_last_names_the_end(visit, trace):
     page = visit().go(address(step=0))
     drawn(page)
     assert page.locator(".box.ahead").count() == page.locator(".box").count() > 0
@@ -272,7 +272,7 @@ def test_another_sentence_is_shown_in_the_attention_that_is_open(visit, word):
         ("bert", ["Add & norm", "Feed-forward", "Add & norm", "Self-attention"]),
     ],
 )
-def test_boxes_stand_in_the_order_in_which_they_are_computed_upwards(visit, model, boxes):
+def test_boxes_are_in_the_order_of_computation(visit, model, boxes):
     page = visit().go(address(model=model, target=""))
     drawn(page)
     layer = page.get_by_role("article").last
@@ -290,7 +290,7 @@ def test_boxes_stand_in_the_order_in_which_they_are_computed_upwards(visit, mode
     page.get_by_text("variance").wait_for()
 
 
-def test_a_chosen_word_is_let_go(visit):
+def test_a_word_is_deselected(visit):
     page = visit().go(address(word="s2"))
     drawn(page)
     word = page.get_by_role("group", name="Input").get_by_role("button").nth(2)
@@ -309,7 +309,7 @@ def test_a_chosen_word_is_let_go(visit):
     assert "word=s2" in page.url
 
 
-def test_where_from_says_where_it_is_and_leads_back(visit):
+def test_an_explanation_names_the_place_and_returns(visit):
     page = visit().go(address(why="decoder.layers.1.cross_attention.probabilities@0,2,1"))
     where, panel = page.locator("[data-part=where]"), page.locator("[data-node]")
     where.wait_for()
@@ -345,7 +345,7 @@ def test_on_a_small_screen_the_number_that_is_explained_stays_in_sight(visit):
     assert panel.bounding_box()["height"] <= 0.46 * 768
 
 
-def test_back_brings_the_sentence_before(visit):
+def test_back_restores_the_previous_text(visit):
     page = visit().go(address(target=""))
     drawn(page)
     page.get_by_role("textbox").press_sequentially(" It slept.", delay=60)
@@ -354,14 +354,14 @@ def test_back_brings_the_sentence_before(visit):
     page.wait_for_function("(text) => document.querySelector('textarea').value === text", arg=TEXT)
 
 
-def test_of_several_lines_it_says_that_they_are_one_sentence(visit):
+def test_several_lines_are_read_as_one_sentence(visit):
     page = visit().go(address(text="The dog sleeps.\nThe man is old.", target=""))
     drawn(page)
     assert page.get_by_role("textbox").input_value() == "The dog sleeps.\nThe man is old."
     assert page.get_by_text("These lines are read as one sentence").is_visible()
 
 
-def test_of_several_sentences_it_says_that_the_model_did_not_choose_so_and_offers_each(visit):
+def test_several_sentences_are_offered_one_by_one(visit):
     page = visit().go(address(text="The dog was old. The man was tired.", target="", word="t2"))
     drawn(page)
     page.get_by_text("follows. Shades").wait_for()
@@ -376,7 +376,7 @@ def test_of_several_sentences_it_says_that_the_model_did_not_choose_so_and_offer
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
-def test_what_a_link_opens_is_in_sight(visit, size):
+def test_a_link_scrolls_to_the_open_box(visit, size):
     page = visit(width=size[0], height=size[1]).go(address(open="encoder.layers.0.feed_forward", word="s1"))
     drawn(page)
     box = page.locator("[data-path='encoder.layers.0.feed_forward']")
@@ -392,7 +392,7 @@ def test_what_a_link_opens_is_in_sight(visit, size):
     assert page.evaluate("scrollY") == 0
 
 
-def test_a_model_that_is_given_its_text_is_not_said_to_write_it(visit):
+def test_a_given_text_is_not_called_written(visit):
     page = visit().go(address(model="llama", target="", open="decoder.layers.0.feed_forward", step=2))
     drawn(page)
     assert "is read." in page.locator(".description").inner_text()
@@ -433,8 +433,8 @@ def test_on_a_phone_the_probabilities_are_whole(visit):
     page.locator(".body tbody tr").nth(9).wait_for()
     table = page.locator(".body table").locator("..")
     assert table.evaluate("(one) => one.scrollWidth <= one.clientWidth")
-    said = page.locator(".body tbody .bar").all_inner_texts()
-    assert "0.0 %" not in said
+    shares = page.locator(".body tbody .bar").all_inner_texts()
+    assert "0.0 %" not in shares
     assert len({one.bounding_box()["height"] for one in page.locator(".body tbody tr").all()}) == 1
 
 
@@ -456,19 +456,19 @@ def test_every_box_opens(visit, part):
 
 
 @pytest.mark.parametrize("part", ["output", "decoder.embedding"])
-def test_until_its_numbers_come_a_box_says_that_they_are_fetched(visit, part):
+def test_an_open_box_is_busy_until_its_numbers_are_loaded(visit, part):
     tab, held, free = visit(), [], []
     tab.page.route("**/v1/trace/**", lambda route: route.continue_() if free else held.append(route))
     page = tab.go(address(open=part, word="t2"))
     body = page.locator(".body")
-    waits = body.locator("[aria-busy=true]")
-    waits.wait_for()
-    assert waits.inner_text() == "Fetching the numbers …"
+    busy = body.locator("[aria-busy=true]")
+    busy.wait_for()
+    assert busy.inner_text() == "Loading numbers …"
     assert body.get_by_role("slider").or_(body.locator("table")).count() == 0
     free.append(True)
     for route in held:
         route.continue_()
-    waits.wait_for(state="detached")
+    busy.wait_for(state="detached")
     assert body.get_by_role("slider").or_(body.locator("td")).count() >= 2
 
 
