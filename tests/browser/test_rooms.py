@@ -53,6 +53,41 @@ def test_a_phone_shows_all_of_it(visit, room):
     assert page.get_by_role("banner").bounding_box()["height"] <= 110  # two lines
 
 
+ADD_ROOMS = """(titles) => {
+  const nav = document.querySelector("nav");
+  for (const title of titles) {
+    const room = nav.lastElementChild.cloneNode(true);
+    room.textContent = title;
+    nav.append(room);
+  }
+}"""
+
+
+@pytest.mark.parametrize("width", [1280, 1024, 390])
+def test_the_navigation_has_space_for_eight_rooms(visit, width):
+    page = visit(width=width).go(address("glass"))
+    settled(page)
+    page.evaluate(ADD_ROOMS, ["Write", "Chat", "Read", "Tour", "Lab"])
+    nav = page.get_by_role("navigation")
+    rooms = nav.get_by_role("button")
+    assert rooms.count() == 8
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.get_by_role("banner").bounding_box()["height"] <= 110
+    assert len({room.bounding_box()["y"] for room in rooms.all()}) == 1
+    if width > 390:
+        assert nav.evaluate("(one) => one.scrollWidth <= one.clientWidth")
+    else:  # all of them are reached by scrolling
+        nav.evaluate("(one) => one.scrollTo(one.scrollWidth, 0)")
+        assert rooms.last.bounding_box()["x"] + rooms.last.bounding_box()["width"] <= width
+
+
+def test_rooms_that_no_served_model_can_do_are_hidden(visit, folders):
+    with serving(f"gpt={folders['gpt']}", "--engine", "torch") as server:
+        page = visit(url=server.url).go("?room=glass")
+        settled(page)
+        assert page.get_by_role("navigation").get_by_role("button").all_inner_texts() == ["Glass"]
+
+
 def test_an_address_reproduces_the_view(visit):
     tab = visit()
     page = tab.go(address("glass", word="t2", open="encoder.embedding"))

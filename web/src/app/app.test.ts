@@ -71,8 +71,8 @@ test("two apps on one page share nothing", async () => {
 
   expect(one.target.querySelector("textarea")!.value).toBe("One");
   expect(two.target.querySelector("textarea")!.value).toBe("Two");
-  expect(one.target.querySelector("footer")!.textContent).toContain("left");
-  expect(two.target.querySelector("footer")!.textContent).toContain("right");
+  expect(one.target.querySelector("header")!.textContent).toContain("left");
+  expect(two.target.querySelector("header")!.textContent).toContain("right");
   expect(one.target.querySelector("[data-word]")!.textContent).toContain("Ja");
   expect(two.target.querySelector("[data-word]")).toBe(null);
   expect(two.target.querySelector("[role=alert]")!.textContent).toContain("Not found.");

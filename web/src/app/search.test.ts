@@ -19,5 +19,5 @@ test("greedy search and sampling stream", () => {
 test("the description of a search", () => {
   expect(described(usual)).toBe("1 beam");
   expect(described({ ...usual, beams: 4, length_penalty: 0.6 })).toBe("4 beams, length penalty 0.6");
-  expect(described({ ...usual, sample: true, seed: 3, top_k: 10 })).toBe("a sample, seed 3, top-k 10");
+  expect(described({ ...usual, sample: true, seed: 3, top_k: 10 })).toBe("sampling, seed 3, top-k 10");
 });

@@ -26,5 +26,5 @@ export function described(search: Search): string {
   if (search.temperature !== usual.temperature) parts.push(`temperature ${search.temperature}`);
   if (search.top_k !== usual.top_k) parts.push(`top-k ${search.top_k}`);
   if (search.top_p !== usual.top_p) parts.push(`top-p ${search.top_p}`);
-  return `a sample, ${parts.join(", ")}`;
+  return `sampling, ${parts.join(", ")}`;
 }

@@ -136,8 +136,8 @@ const equal = (one: Key, other: Key) => one.length === other.length && one.every
  */
 export class Latest<T> {
   value = $state.raw<T | null>(null);
-  /** Why the service refused the request; empty if it did not. */
-  problem = $state("");
+  /** Why the service refused the request. */
+  refusal = $state.raw<Problem | null>(null);
   waiting = $state(false);
   private key: Key | null = null;
   private controller = new AbortController();
@@ -148,12 +148,16 @@ export class Latest<T> {
     private refused: (problem: Problem) => boolean = () => false,
   ) {}
 
+  get problem(): string {
+    return this.refusal?.message ?? "";
+  }
+
   /** Request a value. `rest`: milliseconds without a further change before the request is sent. */
   async ask(key: Key, work: Work<T>, rest = 0): Promise<void> {
     if (this.key && equal(key, this.key)) return;
     this.cancel();
     this.key = key;
-    this.problem = "";
+    this.refusal = null;
     this.waiting = true;
     await this.run(work, this.controller.signal, rest);
   }
@@ -162,7 +166,7 @@ export class Latest<T> {
   clear(): void {
     this.cancel();
     this.value = null;
-    this.problem = "";
+    this.refusal = null;
   }
 
   /** Cancel the request and keep the last answer. The next request is sent even if it equals the last one. */
@@ -190,7 +194,7 @@ export class Latest<T> {
         signal.addEventListener("abort", forget);
       } else if (error instanceof Problem) {
         if (!this.refused(error)) {
-          this.problem = error.message;
+          this.refusal = error;
           this.value = null;
         }
       } else throw error;

@@ -40,6 +40,11 @@ export class BeamsStore {
     return this.searches.problem;
   }
 
+  /** Whether the service refused the text, for example because it has several sentences. */
+  get invalid(): boolean {
+    return this.searches.refusal?.status === 422;
+  }
+
   get waiting(): boolean {
     return this.searches.waiting;
   }
