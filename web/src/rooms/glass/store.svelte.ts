@@ -2,7 +2,7 @@
 
 import { useApp, type AppContext } from "../../app/context.svelte";
 import { effective } from "../../app/search";
-import { RESET, searchOf } from "../../app/view.svelte";
+import { searchOf } from "../../app/view.svelte";
 import { taskOf } from "../../shared/models";
 import { word } from "../../shared/numbers";
 import { Latest, Problem, Unreachable } from "../../shared/request.svelte";
@@ -24,6 +24,9 @@ export const MANY = 128;
 /** Milliseconds without an answer before the stored trace is shown. */
 const SOON = 300;
 
+/** Milliseconds before a trace that the service no longer has is traced again. */
+const RENEWAL = 10_000;
+
 export class GlassStore {
   /** The word under the pointer; the selected one is in the address. */
   hover = $state.raw<Token | null>(null);
@@ -33,6 +36,7 @@ export class GlassStore {
   private pictures = $state.raw<{ of: Trace | null; weights: ReadonlyMap<string, Tensor> }>({ of: null, weights: new Map() });
   private started = false;
   private renewed: Trace | null = null;
+  private renewedAt = -Infinity;
 
   constructor(private app: AppContext) {
     this.live = new Latest<Trace>(app.connection, () => {
@@ -93,8 +97,11 @@ export class GlassStore {
 
   private renew({ status }: Problem): boolean {
     const trace = this.live.value;
-    if (status !== 404 || !trace || trace === this.renewed) return false;
+    if (status !== 404 || !trace) return false;
+    if (trace === this.renewed) return true; // it is being traced
+    if (performance.now() - this.renewedAt < RENEWAL) return false;
     this.renewed = trace;
+    this.renewedAt = performance.now();
     this.live.cancel();
     this.look();
     return true;
@@ -258,11 +265,6 @@ export class GlassStore {
       }
     }
     return count ? shades.map((weight) => weight / count) : shades;
-  }
-
-  /** Show another text. */
-  show(text: string, how: "push" | "replace"): void {
-    this.app.go({ ...RESET, text }, how);
   }
 }
 
