@@ -76,8 +76,8 @@ bench: .venv/dev
 	@echo "== Measuring a training step next to Hugging Face and torch (leave the machine idle meanwhile)"
 	@$(BIN)/python benchmarks/step.py --size $$($(BIN)/python -c 'import torch; print("base" if torch.cuda.is_available() else "tiny")')
 
-web: web/node_modules/.package-lock.json
-	cd web && npm run check && npm run build
+web: .venv/dev web/node_modules/.package-lock.json
+	cd web && ../$(BIN)/python openapi.py | npm run types -- src/generated.ts && npm run check && npm run build
 
 docs: .venv/dev
 	@$(BIN)/python docs/generate.py

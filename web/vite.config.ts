@@ -1,5 +1,6 @@
 import { svelte } from "@sveltejs/vite-plugin-svelte";
-import { defineConfig, type Plugin } from "vite";
+import type { Plugin } from "vite";
+import { defineConfig } from "vitest/config";
 
 /** Of KaTeX's fonts, every browser that runs this page takes woff2; the other formats need not be shipped. */
 const onlyWoff2: Plugin = {
@@ -14,6 +15,7 @@ const onlyWoff2: Plugin = {
 export default defineConfig({
   plugins: [onlyWoff2, svelte()],
   base: "/",
+  assetsInclude: ["**/*.bin"],
   build: {
     outDir: "../src/sightline/serve/static",
     emptyOutDir: true,
@@ -22,5 +24,6 @@ export default defineConfig({
     modulePreload: { polyfill: false },
     license: { fileName: "licenses.md" }, // of what is built in, as these licences ask
   },
+  resolve: process.env.VITEST ? { conditions: ["browser"] } : undefined,
   server: { proxy: { "/v1": "http://127.0.0.1:8000", "/healthz": "http://127.0.0.1:8000" } },
 });

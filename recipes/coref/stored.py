@@ -9,7 +9,7 @@ from sightline.data.builtin import riddle
 from sightline.engine import load_translator
 from sightline.trace.pack import pack
 
-FILE = Path(__file__).parents[2] / "web" / "src" / "stored.bin"
+FILE = Path(__file__).parents[2] / "web" / "src" / "trace" / "stored.bin"
 
 
 def stored() -> bytes:

@@ -37,7 +37,7 @@ OTHERS = {
 
 @pytest.fixture(scope="session")
 def folders(taught, tmp_path_factory):
-    """Of a translator that has learnt something, and of models that do not translate."""
+    """Model folders: a partly trained translator and models of one stack."""
     tokenizer, found = load_tokenizer(taught), {"taught": taught}
     for name, options in OTHERS.items():
         torch.manual_seed(3)
@@ -57,9 +57,9 @@ def server(folders):
 
 @pytest.fixture(scope="module")
 def browser():
-    """For a module at a time: while it is open, its event loop runs in this thread, and others could not."""
+    """One browser per module: its event loop occupies the thread while it is open."""
     if not CHROMIUM:
-        cannot("there is no Chromium here; install it, or name it by CHROMIUM=PATH")
+        cannot("Chromium is missing; install it, or set CHROMIUM=PATH")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
         yield browser
@@ -67,7 +67,7 @@ def browser():
 
 
 class Visit:
-    """A tab, and what went wrong in it. Nothing may be asked of another host."""
+    """A tab and its errors. A request to another host is an error."""
 
     def __init__(self, browser, url, **options):
         self.context = browser.new_context(**{"viewport": {"width": 1400, "height": 1000}, **options})
@@ -75,12 +75,12 @@ class Visit:
         self.page.set_default_timeout(120_000)
         self.url, self.wrong, self.allowed = url, [], []
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("console", lambda said: self.wrong.append(said.text) if said.type == "error" else None)
+        self.page.on("console", lambda message: self.wrong.append(message.text) if message.type == "error" else None)
         self.page.on("request", self._asked)
 
     def _asked(self, request):
         if not request.url.startswith((self.url, "data:", "blob:")):
-            self.wrong.append(f"asked {request.url}")
+            self.wrong.append(f"request to {request.url}")
 
     def go(self, address=""):
         self.page.goto(f"{self.url}/{address}")

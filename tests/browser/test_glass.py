@@ -1,4 +1,4 @@
-"""The glass, by mouse and by keyboard: figure 1 with the sentence's own numbers."""
+"""The Glass room, by mouse and by keyboard: figure 1 with the numbers of a text."""
 
 import urllib.parse
 from pathlib import Path
@@ -60,19 +60,19 @@ def test_all_heads_of_all_attentions_are_drawn_with_their_weights(visit, trace):
 
 
 @pytest.mark.parametrize(
-    ("model", "stack", "says"), [("gpt", "Decoder", "could come after"), ("bert", "Encoder", "could stand at")]
+    ("model", "stack", "prediction"), [("gpt", "Decoder", "Prediction after"), ("bert", "Encoder", "Prediction at")]
 )
-def test_a_model_of_one_stack_is_the_same_scene_with_one_column(visit, folders, model, stack, says):
+def test_a_model_of_one_stack_is_the_same_scene_with_one_column(visit, folders, model, stack, prediction):
     seen = load(folders[model], device="cpu").trace(TEXT)
     page = visit().go(address(model=model, target=""))
     drawn(page)
     assert page.get_by_role("heading", level=2).all_inner_texts() == [stack]
     (tokens,) = seen.tokens.values()
-    words = page.get_by_role("group", name="it reads").get_by_role("button")
+    words = page.get_by_role("group", name="Input").get_by_role("button")
     assert words.all_inner_texts() == [word.lstrip("▁") or "␣" for word in tokens]
     words.last.click()
     page.get_by_role("button", name="Linear & softmax").click()
-    page.get_by_text(says).wait_for()
+    page.get_by_text(prediction).wait_for()
     best = seen["logits"].values[-1].topk(10).indices.tolist()
     shown = page.get_by_role("row").filter(has=page.get_by_role("rowheader"))
     shown.nth(9).wait_for()
@@ -81,28 +81,28 @@ def test_a_model_of_one_stack_is_the_same_scene_with_one_column(visit, folders, 
     assert abs(number(links.inner_text()) - seen["logits"].values[-1, best[0]].item()) <= 1e-4
 
 
-def test_until_the_model_answers_a_stored_trace_is_shown_and_called_so(visit, trace):
+def test_a_stored_trace_is_shown_until_the_model_answers(visit, trace):
     tab, held = visit(), []
-    tab.page.route("**/v1/trace", lambda route: held.append(route))  # noqa: PLW0108 - playwright marks what it is given
+    tab.page.route("**/v1/trace", lambda route: held.append(route))  # noqa: PLW0108 - playwright marks its handlers
     page = tab.go(address(target=""))
     drawn(page, stored="true")
-    said = page.get_by_text("Your model is at work")
-    assert "coref" in said.inner_text()
-    assert "computed by coref" in page.locator("footer").inner_text()
-    words = page.get_by_role("group", name="it reads").get_by_role("button").all_inner_texts()
-    packed = read(WEB / "src" / "stored.bin")
+    status = page.get_by_text("The model is computing")
+    assert "coref" in status.inner_text()
+    assert "Computed by coref" in page.locator("footer").inner_text()
+    words = page.get_by_role("group", name="Input").get_by_role("button").all_inner_texts()
+    packed = read(WEB / "src" / "trace" / "stored.bin")
     assert words == [word.lstrip("▁") for word in packed.tokens["source"]]
-    page.get_by_role("group", name="it reads").get_by_role("button").nth(9).hover()
+    page.get_by_role("group", name="Input").get_by_role("button").nth(9).hover()
     assert "9" in page.evaluate("[...document.querySelectorAll('.heads .frames')].map((one) => one.dataset.row)")
     held[0].continue_()
-    said.wait_for(state="detached")
+    status.wait_for(state="detached")
     drawn(page)
-    words = page.get_by_role("group", name="it reads").get_by_role("button").all_inner_texts()
+    words = page.get_by_role("group", name="Input").get_by_role("button").all_inner_texts()
     assert words == [word.lstrip("▁") for word in trace.tokens["source"]]
 
 
 def test_the_stored_trace_is_what_the_shipped_model_computes():
-    packed, pair = read(WEB / "src" / "stored.bin"), riddle()[0]
+    packed, pair = read(WEB / "src" / "trace" / "stored.bin"), riddle()[0]
     trace = sightline.load("coref", device="cpu", backend="torch").trace(pair.source, pair.target)
     assert packed.tokens == trace.tokens
     assert packed.names() == [name for name in trace.names() if name.endswith("attention.probabilities")]
@@ -113,33 +113,33 @@ def test_the_stored_trace_is_what_the_shipped_model_computes():
 def test_pointing_at_a_word_follows_it_everywhere(visit, trace):
     page = visit().go(address())
     drawn(page)
-    word = page.get_by_role("group", name="it writes").get_by_role("button").nth(3)
+    word = page.get_by_role("group", name="Output").get_by_role("button").nth(3)
     word.hover()
     rows = page.evaluate("[...document.querySelectorAll('.heads .frames')].map((one) => one.dataset.row)")
     assert rows == ["-1"] * 2 + ["3"] * 4  # not the encoder's; the decoder's to itself and to the source
     shades = page.evaluate(
-        """() => [...document.querySelectorAll("[aria-label='it reads'] .word")].map(
+        """() => [...document.querySelectorAll("[aria-label=Input] .word")].map(
           (one) => Number(one.style.getPropertyValue("--shade")))"""
     )
     cross = [trace[f"decoder.layers.{i}.cross_attention.probabilities"].numpy()[:, 3] for i in (0, 1)]
     mean = np.concatenate(cross).mean(0)
-    assert np.abs(np.array(shades) - mean / mean.max()).max() <= 1 / 40 + 6e-3  # told in twentieths, of half precision
+    assert np.abs(np.array(shades) - mean / mean.max()).max() <= 1 / 40 + 6e-3  # in twentieths, from half precision
 
 
-def test_a_head_unfolds_where_it_stands_down_to_one_number(visit, trace):
+def test_a_head_opens_in_place_down_to_one_number(visit, trace):
     tab = visit()
     page = tab.go(address(word="t3"))
     drawn(page)
     layer = page.get_by_role("article", name="decoder layer 2")
     layer.get_by_role("button", name="Head 2").first.click()
-    page.get_by_text("asks, head 2").wait_for()
+    page.get_by_text("”, head 2").wait_for()
     path = "decoder.layers.1.cross_attention"
     weights = trace[f"{path}.probabilities"].numpy()[1, 3]
     cells = layer.get_by_role("button", name="probabilities")
     shown = [float(text.replace("\u2212", "-")) for text in cells.all_inner_texts()]
     assert np.abs(np.array(shown) - weights).max() < 1e-4
     cells.nth(int(weights.argmax())).click()
-    panel = page.get_by_role("region", name="Where a number comes from")
+    panel = page.get_by_role("region", name="Explanation of a number")
     panel.wait_for()
     assert panel.get_attribute("data-kind") == "softmax"
     panel.get_by_role("button").nth(1).click()  # the first score that it comes from
@@ -153,7 +153,7 @@ def test_a_head_unfolds_where_it_stands_down_to_one_number(visit, trace):
 def test_everything_is_reached_by_keyboard(visit):
     page = visit().go(address())
     drawn(page)
-    words = page.get_by_role("group", name="it reads").get_by_role("button")
+    words = page.get_by_role("group", name="Input").get_by_role("button")
     words.first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
@@ -177,7 +177,7 @@ def test_everything_is_reached_by_keyboard(visit):
     assert strip.get_attribute("aria-valuenow") == strip.get_attribute("aria-valuemax")
 
 
-def test_the_clock_shows_each_step_and_what_is_reused(visit, trace):
+def test_the_animation_shows_each_step_and_the_cache(visit, trace):
     page = visit().go(address())
     drawn(page)
     clock = page.get_by_role("slider", name="Step")
@@ -185,14 +185,14 @@ def test_the_clock_shows_each_step_and_what_is_reused(visit, trace):
     assert clock.get_attribute("max") == str(last)
     clock.focus()
     page.keyboard.press("Home")
-    assert "Nothing is computed yet" in page.locator(".says").inner_text()
+    assert "Nothing is computed yet" in page.locator(".description").inner_text()
     for _ in range(5):
-        page.get_by_role("button", name="One step on").click()
+        page.get_by_role("button", name="Step forward").click()
     assert "step=5" in page.url
-    assert "Keys and values of 1 earlier token are reused" in page.locator(".says").inner_text()
-    assert page.get_by_role("group", name="it writes").locator(".ahead").count() == len(trace.tokens["target"]) - 2
+    assert "Keys and values of 1 earlier token are reused" in page.locator(".description").inner_text()
+    assert page.get_by_role("group", name="Output").locator(".ahead").count() == len(trace.tokens["target"]) - 2
     page.get_by_role("button", name="Play").click()
-    page.get_by_text("All is computed").wait_for()
+    page.get_by_text("All steps are computed").wait_for()
     assert "step=" not in page.url
 
 
@@ -207,41 +207,41 @@ def test_the_clock_shows_each_step_and_what_is_reused(visit, trace):
         ("gpt", "decoder.layers.0.self_attention_residual"),
     ],
 )
-def test_an_opened_box_says_so_while_nothing_is_computed_in_it(visit, model, part):
+def test_an_open_box_is_empty_until_its_step(visit, model, part):
     page = visit().go(address(model=model, open=part, step=0, **({} if model == "taught" else {"target": ""})))
     drawn(page)
     body = page.locator(".body")
-    waits = body.get_by_text("Nothing is computed here yet")
+    waits = body.get_by_text("Not computed yet at this step")
     waits.wait_for()
     assert body.get_by_role("slider").count() == body.locator("td").count() == 0
-    body.get_by_role("button", name="Go to that step").click()
+    body.get_by_role("button", name="Go to step").click()
     body.get_by_role("slider").or_(body.locator("td")).first.wait_for()
     page.get_by_role("slider", name="Step").fill("0")
     waits.wait_for()
     page.get_by_role("button", name="Play").click()
-    page.get_by_text("All is computed").wait_for()
+    page.get_by_text("All steps are computed").wait_for()
     body.get_by_role("slider").or_(body.locator("td")).first.wait_for()
 
 
-def test_a_word_that_is_not_read_yet_has_no_row(visit, trace):
+def test_an_unread_word_has_no_row(visit, trace):
     page = visit().go(address(word="t4", step=2 + 1 + 3, open="decoder.layers.0.self_attention"))
     drawn(page)
     page.get_by_text("is not read yet at this step").wait_for()
-    page.get_by_role("button", name="Go to that step").click()
-    page.get_by_text("asks, head 1").wait_for()
+    page.get_by_role("button", name="Go to step").click()
+    page.get_by_text("”, head 1").wait_for()
     assert f"step={2 + 1 + 5}" in page.url
     assert page.locator(".body .grid .rows span").count() == 5
     assert len(trace.tokens["target"]) > 5
 
 
-def test_at_the_first_step_all_boxes_are_dim_and_the_last_one_tells_the_end(visit, trace):
+def test_the_first_step_dims_all_boxes_and_the_last_names_the_end(visit, trace):
     page = visit().go(address(step=0))
     drawn(page)
     assert page.locator(".box.ahead").count() == page.locator(".box").count() > 0
     page.get_by_role("slider", name="Step").focus()
     page.keyboard.press("End")
     last = trace.tokens["target"][-1].lstrip("▁")
-    page.get_by_text(f"“{last}” is read, the end comes next. All is computed.").wait_for()
+    page.get_by_text(f"“{last}” is read, the end follows. All steps are computed.").wait_for()
     assert page.locator(".box.ahead").count() == 0
 
 
@@ -250,13 +250,13 @@ def test_another_sentence_is_shown_in_the_attention_that_is_open(visit, word):
     long = "The animal did not cross the street because it was too tired."
     page = visit().go(address(text=long, target="", word=word, open="decoder.layers.0.cross_attention"))
     drawn(page)
-    page.get_by_text("asks, head 1").wait_for()
+    page.get_by_text("”, head 1").wait_for()
     rows = page.locator(".body tbody tr")
     before = rows.count()
     page.get_by_role("textbox").fill("The dog slept.")
-    page.wait_for_function("(n) => document.querySelectorAll('[aria-label=\"it reads\"] .word').length < n", arg=before)
+    page.wait_for_function("(n) => document.querySelectorAll('[aria-label=Input] .word').length < n", arg=before)
     drawn(page)
-    words = page.get_by_role("group", name="it reads").get_by_role("button").all_inner_texts()
+    words = page.get_by_role("group", name="Input").get_by_role("button").all_inner_texts()
     page.wait_for_function("(n) => document.querySelectorAll('.body tbody tr').length === n", arg=len(words))
     assert rows.get_by_role("rowheader").all_inner_texts() == words
     wide = page.evaluate(
@@ -272,7 +272,7 @@ def test_another_sentence_is_shown_in_the_attention_that_is_open(visit, word):
         ("bert", ["Add & norm", "Feed-forward", "Add & norm", "Self-attention"]),
     ],
 )
-def test_boxes_stand_in_the_order_in_which_they_are_computed_upwards(visit, model, boxes):
+def test_boxes_are_in_the_order_of_computation(visit, model, boxes):
     page = visit().go(address(model=model, target=""))
     drawn(page)
     layer = page.get_by_role("article").last
@@ -283,17 +283,17 @@ def test_boxes_stand_in_the_order_in_which_they_are_computed_upwards(visit, mode
         page.keyboard.press("Enter")
         box.locator(".body .step").first.wait_for()
         assert f"open={path}" in page.url
-    # As in links of old: both the norm and the sum.
+    # As in links of version 0.1: both the norm and the sum.
     stack = "decoder" if model == "gpt" else "encoder"
     page.goto(page.url.split("open=")[0] + f"open={stack}.layers.0.feed_forward_residual")
     page.locator(".body .step").nth(4).wait_for()
     page.get_by_text("variance").wait_for()
 
 
-def test_a_chosen_word_is_let_go(visit):
+def test_a_word_is_deselected(visit):
     page = visit().go(address(word="s2"))
     drawn(page)
-    word = page.get_by_role("group", name="it reads").get_by_role("button").nth(2)
+    word = page.get_by_role("group", name="Input").get_by_role("button").nth(2)
     assert word.get_attribute("aria-pressed") == "true"
     word.click()
     assert word.get_attribute("aria-pressed") == "false"
@@ -309,17 +309,17 @@ def test_a_chosen_word_is_let_go(visit):
     assert "word=s2" in page.url
 
 
-def test_where_from_says_where_it_is_and_leads_back(visit):
+def test_an_explanation_names_the_place_and_returns(visit):
     page = visit().go(address(why="decoder.layers.1.cross_attention.probabilities@0,2,1"))
     where, panel = page.locator("[data-part=where]"), page.locator("[data-node]")
     where.wait_for()
     assert where.inner_text() == "decoder, layer 2, cross-attention, head 1"
     panel.get_by_role("button").nth(1).click()
     page.wait_for_selector("[data-kind=mask]")
-    panel.get_by_role("button", name="back").click()
+    panel.get_by_role("button", name="Previous number").click()
     page.wait_for_selector("[data-kind=softmax]")
-    assert panel.get_by_role("button", name="back").count() == 0
-    for name, said in (
+    assert panel.get_by_role("button", name="Previous number").count() == 0
+    for name, place in (
         ("decoder.layers.0.feed_forward_residual.sum@1,1", "decoder, layer 1, feed-forward, add"),
         ("encoder.layers.0.self_attention_residual.norm.mean@1", "encoder, layer 1, self-attention, norm"),
         ("encoder.output@1,1", "encoder, top"),
@@ -327,7 +327,7 @@ def test_where_from_says_where_it_is_and_leads_back(visit):
     ):
         page.goto(page.url.split("why=")[0] + f"why={name}")
         page.locator(f'[data-node="{name.split("@")[0]}"]').wait_for()
-        assert where.inner_text() == said
+        assert where.inner_text() == place
 
 
 def test_on_a_small_screen_the_number_that_is_explained_stays_in_sight(visit):
@@ -345,7 +345,7 @@ def test_on_a_small_screen_the_number_that_is_explained_stays_in_sight(visit):
     assert panel.bounding_box()["height"] <= 0.46 * 768
 
 
-def test_back_brings_the_sentence_before(visit):
+def test_back_restores_the_previous_text(visit):
     page = visit().go(address(target=""))
     drawn(page)
     page.get_by_role("textbox").press_sequentially(" It slept.", delay=60)
@@ -354,29 +354,29 @@ def test_back_brings_the_sentence_before(visit):
     page.wait_for_function("(text) => document.querySelector('textarea').value === text", arg=TEXT)
 
 
-def test_of_several_lines_it_says_that_they_are_one_sentence(visit):
+def test_several_lines_are_read_as_one_sentence(visit):
     page = visit().go(address(text="The dog sleeps.\nThe man is old.", target=""))
     drawn(page)
     assert page.get_by_role("textbox").input_value() == "The dog sleeps.\nThe man is old."
-    assert page.get_by_text("The glass looks at one sentence").is_visible()
+    assert page.get_by_text("These lines are read as one sentence").is_visible()
 
 
-def test_of_several_sentences_it_says_that_the_model_did_not_choose_so_and_offers_each(visit):
+def test_several_sentences_are_offered_one_by_one(visit):
     page = visit().go(address(text="The dog was old. The man was tired.", target="", word="t2"))
     drawn(page)
-    page.get_by_text("stands next. Shaded").wait_for()
-    assert "comes next" in page.locator(".says").inner_text()
+    page.get_by_text("follows. Shades").wait_for()
+    assert "follows" in page.locator(".description").inner_text()
     assert "chosen." not in page.locator("main").inner_text()
-    page.get_by_text("Your text is translated in 2 parts").click()
+    page.get_by_text("translates this text in 2 parts").click()
     page.get_by_role("button", name="The man was tired.").click()
-    page.get_by_role("group", name="it reads").get_by_role("button", name="dog").wait_for(state="detached")
-    page.get_by_role("group", name="it writes").get_by_role("button").nth(2).click()
+    page.get_by_role("group", name="Input").get_by_role("button", name="dog").wait_for(state="detached")
+    page.get_by_role("group", name="Output").get_by_role("button").nth(2).click()
     page.get_by_text("is chosen").wait_for()
-    assert page.get_by_text("Your text is translated in").count() == 0
+    assert page.get_by_text("translates this text in").count() == 0
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
-def test_what_a_link_opens_is_in_sight(visit, size):
+def test_a_link_scrolls_to_the_open_box(visit, size):
     page = visit(width=size[0], height=size[1]).go(address(open="encoder.layers.0.feed_forward", word="s1"))
     drawn(page)
     box = page.locator("[data-path='encoder.layers.0.feed_forward']")
@@ -387,15 +387,15 @@ def test_what_a_link_opens_is_in_sight(visit, size):
     assert hidden <= box.bounding_box()["y"] <= size[1] - 200
     page.mouse.wheel(0, -10_000)
     page.wait_for_function("() => scrollY === 0")
-    page.get_by_role("group", name="it reads").get_by_role("button").nth(2).click()  # and then it is left alone
+    page.get_by_role("group", name="Input").get_by_role("button").nth(2).click()  # scrolls only once
     page.wait_for_function("() => location.search.includes('word=s2')")
     assert page.evaluate("scrollY") == 0
 
 
-def test_a_model_that_is_given_its_text_is_not_said_to_write_it(visit):
+def test_a_given_text_is_not_called_written(visit):
     page = visit().go(address(model="llama", target="", open="decoder.layers.0.feed_forward", step=2))
     drawn(page)
-    assert "is read." in page.locator(".says").inner_text()
+    assert "is read." in page.locator(".description").inner_text()
     assert "written" not in page.locator("main").inner_text()
     gate, value = page.get_by_role("slider", name="gate"), page.get_by_role("slider", name="value x")
     assert gate.get_attribute("aria-valuemax") == value.get_attribute("aria-valuemax") == "47"
@@ -410,7 +410,7 @@ def test_a_model_that_is_given_its_text_is_not_said_to_write_it(visit):
 def test_of_a_long_sentence_the_word_that_asks_is_in_sight(visit):
     text = " ".join(["The animal was too tired."] * 12)
     page = visit().go(address(text=text, target=TARGET, word="s50", open="encoder.layers.0.self_attention"))
-    page.get_by_text("asks, head 1").wait_for()
+    page.get_by_text("”, head 1").wait_for()
     inside = page.locator(".scroll").first.evaluate(
         """(box) => {
           const [outer, inner] = [box, box.querySelector("text.on")].map((one) => one.getBoundingClientRect());
@@ -433,15 +433,15 @@ def test_on_a_phone_the_probabilities_are_whole(visit):
     page.locator(".body tbody tr").nth(9).wait_for()
     table = page.locator(".body table").locator("..")
     assert table.evaluate("(one) => one.scrollWidth <= one.clientWidth")
-    said = page.locator(".body tbody .bar").all_inner_texts()
-    assert "0.0 %" not in said
+    shares = page.locator(".body tbody .bar").all_inner_texts()
+    assert "0.0 %" not in shares
     assert len({one.bounding_box()["height"] for one in page.locator(".body tbody tr").all()}) == 1
 
 
 def test_all_rows_of_the_scores_are_in_sight(visit):
     long = "The animal did not cross the wide old street because it was too tired and too old."
     page = visit().go(address(text=long, target="", word="s9", open="encoder.layers.0.self_attention"))
-    page.get_by_text("asks, head 1").wait_for()
+    page.get_by_text("”, head 1").wait_for()
     assert page.locator(".body tbody tr").count() >= 17
     box = page.locator(".body table").locator("..")
     assert box.evaluate("(one) => one.scrollHeight <= one.clientHeight")
@@ -456,19 +456,19 @@ def test_every_box_opens(visit, part):
 
 
 @pytest.mark.parametrize("part", ["output", "decoder.embedding"])
-def test_until_its_numbers_come_a_box_says_that_they_are_fetched(visit, part):
+def test_an_open_box_is_busy_until_its_numbers_are_loaded(visit, part):
     tab, held, free = visit(), [], []
     tab.page.route("**/v1/trace/**", lambda route: route.continue_() if free else held.append(route))
     page = tab.go(address(open=part, word="t2"))
     body = page.locator(".body")
-    waits = body.locator("[aria-busy=true]")
-    waits.wait_for()
-    assert waits.inner_text() == "Fetching the numbers …"
+    busy = body.locator("[aria-busy=true]")
+    busy.wait_for()
+    assert busy.inner_text() == "Loading numbers …"
     assert body.get_by_role("slider").or_(body.locator("table")).count() == 0
     free.append(True)
     for route in held:
         route.continue_()
-    waits.wait_for(state="detached")
+    busy.wait_for(state="detached")
     assert body.get_by_role("slider").or_(body.locator("td")).count() >= 2
 
 

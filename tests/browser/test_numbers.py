@@ -1,4 +1,4 @@
-"""Every number on the page is one the model computed, and comes from the numbers shown beside it."""
+"""Every number on the page is computed by the model, and follows from the numbers shown with it."""
 
 import math
 import random
@@ -20,7 +20,7 @@ def number(text):
 
 
 def shown(value):
-    """How far what is written may be from what it stands for: half of its last digit, and as much again for luck."""
+    """The largest rounding error of a written number, doubled."""
     return abs(value) * 1e-3 if abs(value) >= 1e5 else min(1e-4, abs(value) * 1e-3) + 1e-6
 
 
@@ -48,7 +48,7 @@ SHOW = """(address) => {
 
 
 def read_panel(page, model, name, at):
-    """What the page says of one number."""
+    """Read the explanation of a number."""
     why = f"{name}@{','.join(map(str, at))}"
     page.evaluate(SHOW, address(model, why))
     page.wait_for_selector(f'[data-node="{name}"][data-at="{",".join(map(str, at))}"]')
@@ -66,7 +66,7 @@ ACTIVATIONS = {
 
 
 def again(kind, also, rows):  # noqa: PLR0911, PLR0912 - a case for each kind
-    """The number, computed from what is shown beside it; and how far rounding may have led it away."""
+    """The number computed from the shown operands, and the largest rounding error."""
     values = list(also.values())
     match kind:
         case "dot":
@@ -84,8 +84,8 @@ def again(kind, also, rows):  # noqa: PLR0911, PLR0912 - a case for each kind
                 most = max(score for score, _ in rows)
                 for score, power in rows:
                     assert abs(math.exp(score - most) - power) <= 2e-4
-                assert abs(sum(power for _, power in rows) - also["of all together"]) <= 1e-4 * len(rows)
-            return also["of this one"] / also["of all together"], 1e-4
+                assert abs(sum(power for _, power in rows) - also["sum of all"]) <= 1e-4 * len(rows)
+            return also["this one"] / also["sum of all"], 1e-4
         case "mask":
             return -math.inf if "hidden" in also else also["scaled score"], 1e-4
         case "norm":
@@ -122,11 +122,11 @@ USUAL = {"dot", "sum", "product", "quotient", "softmax", "mask", "norm", "mean",
         ("taught", {*USUAL, "wave"}),
         ("gpt", {*USUAL, "weight"}),
         ("llama", {*USUAL, "wave", "turn", "gate"} - {"activation"}),
-        ("bert", {*USUAL, "weight"} - {"mask", "product"}),  # which does not scale its embeddings
+        ("bert", {*USUAL, "weight"} - {"mask", "product"}),  # its embeddings are not scaled
     ],
 )
-def test_every_number_comes_from_the_numbers_beside_it(visit, folders, model, kinds):
-    """Of every tensor of the trace some numbers: shown as the engine has them, and derived from what is shown."""
+def test_every_number_follows_from_its_shown_operands(visit, folders, model, kinds):
+    """Some numbers of every tensor: equal to the engine's, and equal to the result of their shown rule."""
     engine = load(folders[model], device="cpu")
     trace = engine.trace(TEXT, TARGET) if model == "taught" else engine.trace(TEXT)
     page = visit().go(address(model, f"{trace.names()[0]}@0,0"))
@@ -144,7 +144,7 @@ def test_every_number_comes_from_the_numbers_beside_it(visit, folders, model, ki
     assert seen >= kinds
 
 
-def test_embeddings_that_are_not_scaled_are_not_said_to_be(visit):
+def test_unscaled_embeddings_have_no_scale(visit):
     page = visit().go(address("bert", "encoder.embedding.scaled@3,1") + "&open=encoder.embedding&word=s3")
     panel = page.locator("[data-node]")
     panel.wait_for()
@@ -157,7 +157,7 @@ def test_embeddings_that_are_not_scaled_are_not_said_to_be(visit):
     assert "√" not in page.locator(".body").inner_text()
 
 
-def test_no_number_of_the_page_is_drawn_by_chance():
+def test_the_page_has_no_random_numbers():
     sources = [path for path in (WEB / "src").rglob("*") if path.suffix in (".ts", ".svelte")]
     assert sources
     for path in sources:

@@ -1,4 +1,4 @@
-"""The first room: a translation, as it comes, and what else it could be."""
+"""The Translate room: streaming, options and alternatives."""
 
 import urllib.parse
 
@@ -18,22 +18,22 @@ def engine(taught):
     return sightline.load(taught, device="cpu", backend="torch")
 
 
-def said(page):
-    """The answer, once it is there."""
+def answer(page):
+    """The answer, when it is complete."""
     page.get_by_role("button", name="Copy").wait_for()
     page.wait_for_load_state("networkidle")
-    return page.locator("[aria-label='The translation']")
+    return page.locator("section[aria-label='Translation']")
 
 
 def test_what_is_shown_is_what_the_engine_writes(visit, engine):
     page = visit().go(address())
     right = engine.translate([TEXT], beams=1)[0].text
-    said(page).get_by_text(right).first.wait_for(state="attached")
+    answer(page).get_by_text(right).first.wait_for(state="attached")
     page.get_by_role("slider", name="Beams").focus()
     for _ in range(3):
         page.keyboard.press("ArrowRight")
-    page.wait_for_url("**beam=4**")
-    said(page).get_by_text(engine.translate([TEXT], beams=4)[0].text).first.wait_for(state="attached")
+    page.wait_for_url("**beams=4**")
+    answer(page).get_by_text(engine.translate([TEXT], beams=4)[0].text).first.wait_for(state="attached")
 
 
 def test_a_text_is_translated_as_it_is_typed(visit, engine):
@@ -41,12 +41,12 @@ def test_a_text_is_translated_as_it_is_typed(visit, engine):
     page.get_by_role("textbox").fill("The dog is old.")
     page.wait_for_url("**The+dog+is+old**")
     right = engine.translate(["The dog is old."], beams=1)[0].text
-    said(page).get_by_text(right).first.wait_for(state="attached")
+    answer(page).get_by_text(right).first.wait_for(state="attached")
 
 
 def test_another_word_can_be_chosen_and_opened_in_the_glass(visit, engine):
     page = visit().go(address())
-    panel = said(page)
+    panel = answer(page)
     own = engine.translate([TEXT], beams=1)[0].text
     panel.get_by_text(own).first.wait_for(state="attached")
     first = own.split()[0]
@@ -60,14 +60,14 @@ def test_another_word_can_be_chosen_and_opened_in_the_glass(visit, engine):
     panel.get_by_role("button", name=first).first.press("Enter")
     choices.nth(1).click()
     page.wait_for_url("**target=**")
-    page.get_by_role("button", name="back to the model").or_(page.get_by_text("your choice")).first.wait_for()
+    page.get_by_role("button", name="Use the model's translation").wait_for()
     page.go_back()
     page.wait_for_url(lambda url: "target=" not in url)
 
 
 def test_scores_are_those_of_the_engine(visit, engine):
     page = visit().go(address(scores="1"))
-    said(page)
+    answer(page)
     page.get_by_text("Score", exact=True).first.wait_for()
     found = engine.translate([TEXT], beams=1)[0]
     total = f"{sum(found.log_probs):.4f}".replace("-", "\u2212")

@@ -139,9 +139,9 @@ def test_recipes_of_the_french_student_run(place):
 
 
 def test_recipes_of_a_bundled_model_run(place):
-    (place / "web" / "src").mkdir(parents=True)
+    (place / "web" / "src" / "trace").mkdir(parents=True)
     script(place, "recipes/coref/stored.py")
-    assert (place / "web" / "src" / "stored.bin").stat().st_size > 1000
+    assert (place / "web" / "src" / "trace" / "stored.bin").stat().st_size > 1000
     (place / "bundled").mkdir()
     patch = "import pathlib, sightline.model_folder as m; m.BUNDLED = pathlib.Path('bundled')"
     script(place, "recipes/ship.py", "translator", "tiny", patch=patch)

@@ -1,0 +1,12 @@
+import type { Room } from "../../app/room";
+import component from "./Room.svelte";
+import { GlassStore } from "./store.svelte";
+
+export const glass: Room = {
+  name: "glass",
+  title: "Glass",
+  about: "See every number inside the model",
+  needs: { tasks: ["translate", "write", "read"] },
+  component,
+  computedBy: (app) => app.use(GlassStore).trace?.manifest.model,
+};
