@@ -176,7 +176,7 @@ def written(path: str, body: bytes | None, **headers: str) -> bytes:
 
 def asking(text: str | Sequence[str], beam: int, **more: Any) -> bytes:
     """The body of a request for a translation."""
-    return json.dumps({"text": text, "beam": beam, **more}).encode()
+    return json.dumps({"text": text, "beams": beam, **more}).encode()
 
 
 class Connection:
@@ -514,9 +514,9 @@ class Mixed:
         """What cannot be."""
         path, body, status = self.chance.choice(
             [
-                ("/v1/translate", {"text": "a", "beam": 0}, 422),
-                ("/v1/translate", {"text": "a", "beam": 17}, 422),
-                ("/v1/translate", {"text": "a", "beams": 4}, 422),
+                ("/v1/translate", {"text": "a", "beams": 0}, 422),
+                ("/v1/translate", {"text": "a", "beams": 17}, 422),
+                ("/v1/translate", {"text": "a", "beam": 4}, 422),
                 ("/v1/translate", {"text": 7}, 422),
                 ("/v1/translate", {"text": "a", "nbest": 17}, 422),
                 ("/v1/translate", {}, 422),
@@ -524,7 +524,7 @@ class Mixed:
                 ("/v1/translate", {"text": "a", "model": "none"}, 404),
                 ("/v1/translate", {"text": ["a"] * 300}, 413),
                 ("/v1/translate", {"text": "a " * 30_000}, 413),
-                ("/v1/translate/stream", {"text": "a", "beam": 2}, 422),
+                ("/v1/translate/stream", {"text": "a", "beams": 2}, 422),
                 ("/v1/alternatives", {"text": "a", "target": "b", "position": 999}, 422),
                 ("/v1/nothing", {}, 404),
                 ("/v1/models", {}, 405),

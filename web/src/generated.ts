@@ -132,6 +132,22 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/models": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["models_v1_models_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/models/{model}/weights/{parameter}": {
         parameters: {
             query?: never;
@@ -164,22 +180,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/v1/models": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get: operations["models_v1_models_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -194,14 +194,54 @@ export interface components {
             alternatives: components["schemas"]["Alternative"][];
         };
         AlternativesRequest: {
+            /** @default 4 */
+            beams?: number;
+            /** @default 1 */
+            nbest?: number;
+            /** @default 1 */
+            length_penalty?: number;
+            /** @default 0 */
+            coverage_penalty?: number;
+            /**
+             * @default full
+             * @enum {string}
+             */
+            stop?: "full" | "best";
+            /** @default 2 */
+            patience?: number;
+            /** @default 0 */
+            min_ratio?: number;
+            /** @default 2 */
+            max_ratio?: number;
+            /** @default 10 */
+            max_extra?: number;
+            /** @default 1 */
+            groups?: number;
+            /** @default 0.5 */
+            diversity?: number;
+            /** @default false */
+            sample?: boolean;
+            /** @default 1 */
+            temperature?: number;
+            /** @default 0 */
+            top_k?: number;
+            /** @default 1 */
+            top_p?: number;
+            /** @default 0 */
+            min_p?: number;
+            /** @default 1 */
+            seed?: number;
+            /**
+             * @default none
+             * @enum {string}
+             */
+            rerank?: "none" | "mbr-chrf";
             model?: string | null;
             text: string;
             target: string;
             position: number;
             /** @default 5 */
             count?: number;
-            /** @default 4 */
-            beam?: number;
         };
         Beam: {
             parent: number;
@@ -222,15 +262,52 @@ export interface components {
         };
         BeamsRequest: {
             /** @default 4 */
-            beam?: number;
-            /** @default 1 */
-            length_penalty?: number;
-            /** @default  */
-            prefix?: string;
-            model?: string | null;
-            text: string;
+            beams?: number;
             /** @default 1 */
             nbest?: number;
+            /** @default 1 */
+            length_penalty?: number;
+            /** @default 0 */
+            coverage_penalty?: number;
+            /**
+             * @default full
+             * @enum {string}
+             */
+            stop?: "full" | "best";
+            /** @default 2 */
+            patience?: number;
+            /** @default 0 */
+            min_ratio?: number;
+            /** @default 2 */
+            max_ratio?: number;
+            /** @default 10 */
+            max_extra?: number;
+            /** @default 1 */
+            groups?: number;
+            /** @default 0.5 */
+            diversity?: number;
+            /** @default false */
+            sample?: boolean;
+            /** @default 1 */
+            temperature?: number;
+            /** @default 0 */
+            top_k?: number;
+            /** @default 1 */
+            top_p?: number;
+            /** @default 0 */
+            min_p?: number;
+            /** @default 1 */
+            seed?: number;
+            /**
+             * @default none
+             * @enum {string}
+             */
+            rerank?: "none" | "mbr-chrf";
+            model?: string | null;
+            /** @default  */
+            prefix?: string;
+            forbid?: string[];
+            text: string;
         };
         Language: {
             code: string;
@@ -243,6 +320,8 @@ export interface components {
         };
         ModelAbout: {
             name: string;
+            /** @enum {string} */
+            task: "translate" | "write" | "read";
             architecture: string;
             parameters: number;
             loaded: boolean;
@@ -276,11 +355,30 @@ export interface components {
         };
         StreamRequest: {
             /** @default 1 */
-            beam?: number;
+            beams?: number;
+            /** @default 1 */
+            nbest?: number;
             /** @default 1 */
             length_penalty?: number;
-            /** @default  */
-            prefix?: string;
+            /** @default 0 */
+            coverage_penalty?: number;
+            /**
+             * @default full
+             * @enum {string}
+             */
+            stop?: "full" | "best";
+            /** @default 2 */
+            patience?: number;
+            /** @default 0 */
+            min_ratio?: number;
+            /** @default 2 */
+            max_ratio?: number;
+            /** @default 10 */
+            max_extra?: number;
+            /** @default 1 */
+            groups?: number;
+            /** @default 0.5 */
+            diversity?: number;
             /** @default false */
             sample?: boolean;
             /** @default 1 */
@@ -293,9 +391,15 @@ export interface components {
             min_p?: number;
             /** @default 1 */
             seed?: number;
-            /** @default [] */
-            without?: string[];
+            /**
+             * @default none
+             * @enum {string}
+             */
+            rerank?: "none" | "mbr-chrf";
             model?: string | null;
+            /** @default  */
+            prefix?: string;
+            forbid?: string[];
             text: string;
         };
         Tensor: {
@@ -321,26 +425,30 @@ export interface components {
         };
         TraceRequest: {
             /** @default 4 */
-            beam?: number;
+            beams?: number;
+            /** @default 1 */
+            nbest?: number;
             /** @default 1 */
             length_penalty?: number;
-            /** @default  */
-            prefix?: string;
-            model?: string | null;
-            text: string;
-            target?: string | null;
-        };
-        TranslateAnswer: {
-            model: string;
-            translations: components["schemas"]["Translation"][];
-        };
-        TranslateRequest: {
-            /** @default 4 */
-            beam?: number;
+            /** @default 0 */
+            coverage_penalty?: number;
+            /**
+             * @default full
+             * @enum {string}
+             */
+            stop?: "full" | "best";
+            /** @default 2 */
+            patience?: number;
+            /** @default 0 */
+            min_ratio?: number;
+            /** @default 2 */
+            max_ratio?: number;
+            /** @default 10 */
+            max_extra?: number;
             /** @default 1 */
-            length_penalty?: number;
-            /** @default  */
-            prefix?: string;
+            groups?: number;
+            /** @default 0.5 */
+            diversity?: number;
             /** @default false */
             sample?: boolean;
             /** @default 1 */
@@ -353,14 +461,71 @@ export interface components {
             min_p?: number;
             /** @default 1 */
             seed?: number;
-            /** @default [] */
-            without?: string[];
+            /**
+             * @default none
+             * @enum {string}
+             */
+            rerank?: "none" | "mbr-chrf";
             model?: string | null;
-            text: string | string[];
+            /** @default  */
+            prefix?: string;
+            forbid?: string[];
+            text: string;
+            target?: string | null;
+        };
+        TranslateAnswer: {
+            model: string;
+            translations: components["schemas"]["Translation"][];
+        };
+        TranslateRequest: {
+            /** @default 4 */
+            beams?: number;
             /** @default 1 */
             nbest?: number;
-            /** @default [] */
-            within?: string[];
+            /** @default 1 */
+            length_penalty?: number;
+            /** @default 0 */
+            coverage_penalty?: number;
+            /**
+             * @default full
+             * @enum {string}
+             */
+            stop?: "full" | "best";
+            /** @default 2 */
+            patience?: number;
+            /** @default 0 */
+            min_ratio?: number;
+            /** @default 2 */
+            max_ratio?: number;
+            /** @default 10 */
+            max_extra?: number;
+            /** @default 1 */
+            groups?: number;
+            /** @default 0.5 */
+            diversity?: number;
+            /** @default false */
+            sample?: boolean;
+            /** @default 1 */
+            temperature?: number;
+            /** @default 0 */
+            top_k?: number;
+            /** @default 1 */
+            top_p?: number;
+            /** @default 0 */
+            min_p?: number;
+            /** @default 1 */
+            seed?: number;
+            /**
+             * @default none
+             * @enum {string}
+             */
+            rerank?: "none" | "mbr-chrf";
+            model?: string | null;
+            /** @default  */
+            prefix?: string;
+            forbid?: string[];
+            text: string | string[];
+            require?: string[];
             /** @default false */
             align?: boolean;
             /** @default false */
@@ -633,7 +798,7 @@ export interface operations {
                 };
                 content: {
                     "text/event-stream": {
-                        /** @enum {unknown} */
+                        /** @enum {string} */
                         event: "token" | "done" | "error";
                         data: string;
                     };
@@ -1343,6 +1508,105 @@ export interface operations {
             };
         };
     };
+    models_v1_models_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ModelsAnswer"];
+                };
+            };
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     weights_v1_models__model__weights__parameter__get: {
         parameters: {
             query?: {
@@ -1517,57 +1781,6 @@ export interface operations {
                 };
             };
             422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            500: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/problem+json": components["schemas"]["Problem"];
-                };
-            };
-        };
-    };
-    models_v1_models_get: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ModelsAnswer"];
-                };
-            };
-            401: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -5,7 +5,7 @@ from typing import Any
 
 from sightline.config import SearchConfig, ServeConfig
 from sightline.engine import Plan
-from sightline.serve.problems import FIELDS, Problem
+from sightline.serve.problems import Problem
 from sightline.serve.schemas import SearchOptions
 
 MAX_HEAD = 65_536
@@ -29,7 +29,7 @@ def search_options(body: SearchOptions, config: ServeConfig) -> SearchConfig:
     options["beams"] = max(options["beams"], options["nbest"])
     for name, most in limits.items():
         if options[name] > most:
-            raise Problem("invalid", f"`{FIELDS.get(name, name)}` must be at most {most:g}, got {options[name]:g}.")
+            raise Problem("invalid", f"`{name}` must be at most {most:g}, got {options[name]:g}.")
     return SearchConfig(**options)
 
 
@@ -68,11 +68,11 @@ def check_packed(size: int) -> None:
 
 def describe(schemas: Mapping[str, Any], config: ServeConfig) -> None:
     """Add the limits to the schemas of the OpenAPI document."""
-    limits = {FIELDS.get(option, option): most for option, most in caps(config).items()}
+    limits = caps(config)
     lists = {"text": config.max_texts, "q": config.max_texts, "pairs": config.max_texts // 2}
     for schema in schemas.values():
         for name, about in schema.get("properties", {}).items():
-            if name in limits:
+            if name in limits and "default" in about:
                 about["maximum"] = min(about.get("maximum", limits[name]), limits[name])
                 about["default"] = min(about["default"], limits[name])
             for part in [about, *about.get("anyOf", [])]:

@@ -72,16 +72,9 @@ def _example() -> dict[str, Any]:
     return Problem("busy", "1024 requests are waiting. Retry in a second.").body()
 
 
-FIELDS = {"beams": "beam", "forbid": "without", "require": "within"}
-"""Options of the library that the API calls otherwise."""
-
-
 def invalid(error: SightlineError) -> Problem:
-    """Turn an error of the library into a problem, with the names of the API."""
-    detail = str(error)
-    for option, field in FIELDS.items():
-        detail = detail.replace(f"`{option}`", f"`{field}`")
-    return Problem("invalid", detail)
+    """Turn an error of the library into a problem."""
+    return Problem("invalid", str(error))
 
 
 COMMON = ("unauthorised", "too-many", "internal", "busy", "stopping")

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from sightline.config import SearchConfig
-from sightline.serve.problems import FIELDS
 
 
 def _check_surrogates(text: str) -> str:
@@ -32,9 +31,9 @@ class Answer(BaseModel):
 
 
 class SearchOptions(SearchConfig):
-    """The options of a search, with the names of the API. `limits.search_options` caps them."""
+    """The options of a search. `limits.search_options` caps them."""
 
-    model_config = ConfigDict(strict=True, alias_generator=lambda option: FIELDS.get(option, option))
+    model_config = ConfigDict(strict=True)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -42,7 +41,7 @@ class SearchOptions(SearchConfig):
 
 
 class SearchRequest(SearchOptions):
-    """A search for translations. `beam` is raised to `nbest`."""
+    """A search for translations. `beams` is raised to `nbest`."""
 
     model: Model = None
     prefix: Text = ""
@@ -57,10 +56,10 @@ class SearchRequest(SearchOptions):
 
 
 class TranslateRequest(SearchRequest):
-    """Texts to translate. `beam` is raised to `nbest`."""
+    """Texts to translate. `beams` is raised to `nbest`."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"text": "Hi, how are you?"}, {"text": ["Good morning."], "beam": 1}]}
+        json_schema_extra={"examples": [{"text": "Hi, how are you?"}, {"text": ["Good morning."], "beams": 1}]}
     )
     text: Text | list[Text]
     """One text or a list of texts. Line breaks are kept."""
@@ -86,7 +85,7 @@ class Translation(Answer):
 
     text: str
     score: float | None = None
-    """log P(y|x) / |y|^α. Missing if it was not computed (`beam` 1 without `details`)."""
+    """log P(y|x) / |y|^α. Missing if it was not computed (`beams` 1 without `details`)."""
     tokens: list[str] | None = None
     """With `details`: the sub-words of the translation."""
     log_probs: list[float] | None = None
@@ -190,7 +189,7 @@ class PiecesAnswer(Answer):
 class BeamsRequest(SearchRequest):
     """A text whose beam search is returned."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"text": "Good morning.", "beam": 3}]})
+    model_config = ConfigDict(json_schema_extra={"examples": [{"text": "Good morning.", "beams": 3}]})
     text: Text
 
 

@@ -10,6 +10,7 @@ import { memoryAddress } from "./view.svelte";
 const model = (name: string, architecture: string) => ({
   name,
   architecture,
+  task: { "encoder-decoder": "translate", "decoder-only": "write", "encoder-only": "read" }[architecture],
   parameters: 1000,
   loaded: true,
   source: "en",

@@ -35,7 +35,7 @@ export class Api {
   }
 
   async translate(model: string, text: string, search: Search, signal?: AbortSignal): Promise<Translation> {
-    const body = { model, text, details: true, ...options(search) };
+    const body = { model, text, details: true, ...search };
     return (await this.post("/v1/translate", body, signal)).translations[0];
   }
 
@@ -47,7 +47,7 @@ export class Api {
     report: (piece: string) => void,
     signal?: AbortSignal,
   ): Promise<Translation> {
-    const body: Body<"/v1/translate/stream"> = { model, text, ...options(search), beam: 1 };
+    const body: Body<"/v1/translate/stream"> = { model, text, ...search, beams: 1 };
     for await (const { name, data } of this.connection.events("/v1/translate/stream", body, signal)) {
       if (name === "token") report((data as { text: string }).text);
       else if (name === "done") return data as Translation;
@@ -71,7 +71,7 @@ export class Api {
     count: number,
     signal?: AbortSignal,
   ): Promise<Alternative[]> {
-    const body = { model, text, target, position, count, beam: 1 };
+    const body = { model, text, target, position, count, beams: 1 };
     return (await this.post("/v1/alternatives", body, signal)).alternatives;
   }
 
@@ -83,14 +83,14 @@ export class Api {
     prefix: string,
     signal?: AbortSignal,
   ): Promise<Beam[]> {
-    const body = { model, text, beam: beams, nbest: beams, length_penalty, prefix };
+    const body = { model, text, beams, nbest: beams, length_penalty, prefix };
     return (await this.post("/v1/beams", body, signal)).beams;
   }
 
   /** Trace the model with a target; null: with its own translation. */
   trace(model: string, text: string, target: string | null, search: Search, signal?: AbortSignal) {
-    const { beam, length_penalty } = options(search);
-    return this.post("/v1/trace", { model, text, ...(target === null ? { beam, length_penalty } : { target }) }, signal);
+    const { beams, length_penalty } = search;
+    return this.post("/v1/trace", { model, text, ...(target === null ? { beams, length_penalty } : { target }) }, signal);
   }
 
   private get<P extends keyof paths>(path: P): Promise<Answer<P, "get">> {
@@ -101,6 +101,3 @@ export class Api {
     return this.connection.read(this.connection.send(path, body, signal), (answer) => answer.json(), signal);
   }
 }
-
-/** Options under the names of the API. */
-const options = ({ beams, ...others }: Search) => ({ beam: beams, ...others });

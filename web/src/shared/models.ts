@@ -2,12 +2,9 @@
 
 import type { Model } from "./api";
 
-export type Task = "translate" | "write" | "read";
+export type Task = Model["task"];
 
-/** Tasks of models by the stacks that they have. */
-const TASKS: Record<string, Task> = { "encoder-decoder": "translate", "decoder-only": "write", "encoder-only": "read" };
-
-export const taskOf = (model: Model): Task => TASKS[model.architecture];
+export const taskOf = (model: Model): Task => model.task;
 
 /** Requirements of a room. */
 export interface Needs {

@@ -25,7 +25,7 @@ function start(query = "") {
     return Response.json({ detail: "unknown trace." }, { status: 404 });
   };
   const app = new AppContext({ address: memoryAddress(query), fetch });
-  app.models = [{ name: "marian", architecture: "encoder-decoder" } as never];
+  app.models = [{ name: "marian", task: "translate" } as never];
   return { app, glass: app.use(GlassStore), requests };
 }
 const settled = () => new Promise((done) => setTimeout(done, 20));

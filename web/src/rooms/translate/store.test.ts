@@ -58,7 +58,7 @@ test("an equal request is not repeated, and a slider sends one request", async (
   store.look("m", "x", { ...several, seed: 9 }, ""); // has no effect without sampling
   await settle();
   let requested: unknown;
-  answers.push((_path, body) => ((requested = body.beam), whole("b")()));
+  answers.push((_path, body) => ((requested = body.beams), whole("b")()));
   for (const beams of [5, 6, 7]) store.look("m", "x", { ...usual, beams }, "");
   await settle();
   expect(requested).toBe(7);
