@@ -28,7 +28,7 @@ from sightline.data.corpus import Corpus, Dialogue, Parallel, Table, Text, read_
 from sightline.errors import InputError
 from sightline.files import draft_folder, read_json_object
 from sightline.special import END
-from sightline.text.dialogue import training_sequences
+from sightline.text.dialogue import DialogueFormat, alternating_turns
 from sightline.text.tokenizer import Tokenizer
 
 FORMAT = 4
@@ -313,14 +313,17 @@ def _text_chunks(corpora: list[Weighted[Text]], tokenizer: Tokenizer, context: i
 
 
 def _dialogue_chunks(corpora: list[Weighted[Dialogue]], tokenizer: Tokenizer, context: int) -> Iterator[_Chunk]:
-    read = written = 0
+    form, read, written = DialogueFormat(tokenizer), 0, 0
     for place, (corpus, _) in enumerate(corpora):
         for dialogues in _chunks(read_dialogues(corpus), lambda turns: sum(map(len, turns))):
             counts: Counter[str] = Counter()
             kept = []
-            found = training_sequences(dialogues, tokenizer, context)
-            for turns, (sequence, mask) in zip(dialogues, found, strict=True):
-                verdict = "empty" if not "".join(turns).strip() else "kept" if any(mask) else "too_long"
+            spoken = [alternating_turns(texts) for texts in dialogues]
+            encoded = iter(form.encode([turn for turns in spoken for turn in turns]))
+            for turns in spoken:
+                sequence, mask = form.training_sequence(turns, [next(encoded) for _ in turns], context)
+                empty = not any(turn.text.strip() for turn in turns)
+                verdict = "empty" if empty else "kept" if any(mask) else "too_long"
                 counts[verdict] += 1
                 if verdict == "kept":
                     kept.append((sequence, mask))

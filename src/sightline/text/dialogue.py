@@ -1,41 +1,113 @@
-"""Dialogues as ids. Each turn is the token of its role, its text and END:
+"""Dialogues as ids: speaker roles, history and replies. Training and run time use the same format.
+
+Each turn is the token of its role, its text and END:
 
     <|user|> Hi, how are you? </s> <|assistant|> I am fine. </s>
 
-A vocabulary without the tokens of the roles leaves them out.
+A vocabulary without these tokens leaves them out; the roles then alternate, and the user speaks first. An
+encoder-decoder model reads the history as its source and writes the reply. A decoder-only model reads START, the
+history and the role of the reply, and continues.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import Literal, NamedTuple
 
-from sightline.special import END
+from sightline.errors import InputError
+from sightline.special import END, START
 from sightline.text.tokenizer import Tokenizer
 
-ROLE_TOKENS = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
+Role = Literal["system", "user", "assistant"]
+ROLE_TOKENS: dict[Role, str] = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
 """The names of the special tokens of the roles."""
 
 
-def training_sequences(
-    dialogues: Sequence[Sequence[str]], tokenizer: Tokenizer, limit: int
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the ids of each dialogue, and its loss mask: 1 for the tokens that the assistant writes, with their END.
+class Turn(NamedTuple):
+    """A turn of a dialogue."""
 
-    The turns of user and assistant alternate, and the user begins. Each sequence has at most `limit` tokens: the oldest
-    turns that do not fit are left out.
-    """
-    tokens = [tokenizer.token_id(ROLE_TOKENS[role]) for role in ("user", "assistant")]
-    user, assistant = ([] if token is None else [token] for token in tokens)
-    encoded = iter(tokenizer.encode(list(chain.from_iterable(dialogues))))
-    for texts in dialogues:
-        turns = [[*(assistant if number % 2 else user), *next(encoded), END] for number in range(len(texts))]
-        first, room = len(turns), limit
-        while first and len(turns[first - 1]) <= room:
-            first -= 1
-            room -= len(turns[first])
+    role: Role
+    text: str
+
+
+def alternating_turns(texts: Iterable[str]) -> list[Turn]:
+    """Return the turns of a user and an assistant in alternation; the user begins."""
+    return [Turn("assistant" if number % 2 else "user", text) for number, text in enumerate(texts)]
+
+
+class DialogueFormat:
+    """Encodes and decodes dialogues with one tokenizer; sources need `DialogueFormat(tokenizer.source)`."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        found = {role: tokenizer.token_id(name) for role, name in ROLE_TOKENS.items()}
+        self._ids: dict[Role, int] = {role: token for role, token in found.items() if token is not None}
+        self._roles = {token: role for role, token in self._ids.items()}
+
+    def role_ids(self, role: Role) -> list[int]:
+        """Return the token of a role, or nothing if the vocabulary has none."""
+        return [self._ids[role]] if role in self._ids else []
+
+    def encode(self, turns: Sequence[Turn]) -> list[list[int]]:
+        """Return the ids of each turn: its role, its text and END."""
+        texts = self._tokenizer.encode([turn.text for turn in turns])
+        return [[*self.role_ids(turn.role), *ids, END] for turn, ids in zip(turns, texts, strict=True)]
+
+    def history(self, turns: Sequence[Turn], limit: int) -> list[int]:
+        """Return the ids of the latest turns that fit into `limit` tokens, and of a system turn at the beginning.
+
+        Raise an InputError if the last turn does not fit.
+        """
+        encoded = self.encode(turns)
+        system = encoded.pop(0) if turns and turns[0].role == "system" else []
+        first = first_that_fits([len(ids) for ids in encoded], limit - len(system))
+        if encoded and first == len(encoded):
+            size = len(system) + len(encoded[-1])
+            raise InputError(f"The last turn needs {size} tokens, but the model reads at most {limit}.", value=size)
+        return [*system, *chain.from_iterable(encoded[first:])]
+
+    def prompt(self, turns: Sequence[Turn], limit: int) -> list[int]:
+        """Return what a decoder-only model reads before its reply: START, the history and the role of the reply."""
+        reply = self.role_ids("assistant")
+        return [START, *self.history(turns, limit - 1 - len(reply)), *reply]
+
+    def training_sequence(
+        self, turns: Sequence[Turn], encoded: Sequence[list[int]], limit: int
+    ) -> tuple[list[int], list[int]]:
+        """Join encoded turns to one sequence of at most `limit` tokens, without the oldest turns that do not fit.
+
+        Return its ids and its loss mask: 1 for the tokens that the assistant writes, with their END.
+        """
+        first = first_that_fits([len(ids) for ids in encoded], limit)
         ids: list[int] = []
         mask: list[int] = []
-        for number, turn in enumerate(turns[first:], start=first):
-            read = len(assistant) if number % 2 else len(turn)
-            ids += turn
-            mask += [0] * read + [1] * (len(turn) - read)
-        yield ids, mask
+        for turn, one in zip(turns[first:], encoded[first:], strict=True):
+            read = len(one) if turn.role != "assistant" else len(self.role_ids(turn.role))
+            ids += one
+            mask += [0] * read + [1] * (len(one) - read)
+        return ids, mask
+
+    def decode(self, ids: Iterable[int]) -> list[Turn]:
+        """Return the turns of a sequence; the last one may have no END."""
+        turns: list[Turn] = []
+        turn: list[int] = []
+        for token in ids:
+            if token == END:
+                turns.append(self._turn(turn, len(turns)))
+                turn = []
+            elif token != START:
+                turn.append(token)
+        return [*turns, self._turn(turn, len(turns))] if turn else turns
+
+    def _turn(self, ids: list[int], number: int) -> Turn:
+        role = self._roles.get(ids[0]) if ids else None
+        text = self._tokenizer.decode(ids[1:] if role else ids)
+        return Turn(role or ("assistant" if number % 2 else "user"), text)
+
+
+def first_that_fits(lengths: Sequence[int], room: int) -> int:
+    """Return the number of the first turn such that it and all later turns fit into `room` tokens."""
+    first = len(lengths)
+    while first and lengths[first - 1] <= room:
+        first -= 1
+        room -= lengths[first]
+    return first
