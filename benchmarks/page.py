@@ -52,7 +52,7 @@ function look(now) {
   const pictures = heads.map((one) => one.querySelector("img")?.naturalWidth ?? 0);
   const words = [...document.querySelectorAll(".word")].map((one) => one.textContent).join(" ");
   const done = pictures.filter((wide) => wide > 0).length;
-  const tokens = document.querySelectorAll("[aria-label='it reads'] .word").length;
+  const tokens = document.querySelectorAll("[aria-label='Input'] .word").length;
   const fresh = pictures[0] === Math.min(tokens, 128); // not those of the sentence before
   const full = done > 0 && fresh && (done === pictures.length || words.length > 900); // of long ones, what is on screen
   if (full && words !== bench.text) { bench.text = words; bench.drawn = performance.now(); }
