@@ -81,6 +81,14 @@ def test_special_tokens_by_name(tmp_path):
     assert [read.token_id(name) for name in ("[MASK]", "[SEP]", "[CLS]", "<mask>")] == [5, END, START, None]
 
 
+def test_the_mask_is_found_by_name(tmp_path):
+    assert bert(tmp_path).mask_id == 5
+    ours = Tokenizer.train(LINES, 600, special=["<|x|>", "<mask>"])
+    assert ours.mask_id == ours.token_id("<mask>") == 5
+    assert ours.mask_id not in ours.encode(["the <mask> dog"])[0]
+    assert TOKENIZER.mask_id == UNKNOWN
+
+
 @pytest.mark.parametrize("kind", ["ours", "bert", "gpt2"])
 def test_ids_and_spans_in_one_pass(tmp_path, kind):
     tokenizer = {"ours": lambda _: TOKENIZER, "bert": bert, "gpt2": gpt2}[kind](tmp_path)

@@ -31,6 +31,8 @@ HUGGING_FACE_NAMES = (
     ("[SEP]", "</s>", "<|endoftext|>"),
     ("[UNK]", "<unk>"),
 )
+MASK_NAMES = "[MASK]", "<mask>"
+"""Names of the token that stands for a masked word (BERT, RoBERTa)."""
 FILE, SOURCE_FILE = "tokenizer.model", "source-tokenizer.model"
 
 SAMPLE_LINES = 1_000_000
@@ -146,6 +148,13 @@ class Tokenizer:
     def token_id(self, name: str) -> int | None:
         """Return the id of the entry with this name, "[MASK]" for example, or None."""
         return self._by_piece.get(name)
+
+    @cached_property
+    def mask_id(self) -> int:
+        """The id of the mask, "[MASK]" or "<mask>". A vocabulary without one has UNKNOWN: version 0.1 masked words with
+        it."""
+        found = map(self.token_id, MASK_NAMES)
+        return next((token for token in found if token is not None), UNKNOWN)
 
     @cached_property
     def _by_piece(self) -> dict[str, int]:
