@@ -83,6 +83,8 @@ def test_history_keeps_the_system_turn():
         form.history(turns, len(encoded[0]) + len(encoded[1]) - 1)
     assert form.history(turns[:1], 100) == encoded[0]
     assert form.history([], 100) == []
+    with raises(InputError, value=len(encoded[0])):
+        form.history(turns[:1], len(encoded[0]) - 1)
 
 
 @every_tokenizer
@@ -115,3 +117,31 @@ def test_training_sequences_lose_their_oldest_turns(tokenizer, texts, limit):
         for turn, one in zip(turns[first:], encoded[first:], strict=True)
         if turn.role == "assistant"
     )
+
+
+@every_tokenizer
+@given(texts=TEXTS, source_limit=st.integers(1, 60), target_limit=st.integers(1, 30), system=st.booleans())
+def test_training_pairs_have_the_history_and_the_reply(tokenizer, texts, source_limit, target_limit, system):
+    """At run time an encoder-decoder model reads the same history and writes the tokens that count in training."""
+    form, turns = DialogueFormat(tokenizer), [Turn("system", "Be brief.")] * system + alternating_turns(texts)
+    encoded = form.encode(turns)
+    pairs = iter(form.training_pairs(turns, encoded, source_limit, target_limit))
+    for number, turn in enumerate(turns):
+        if turn.role == "assistant" and len(encoded[number]) <= target_limit:
+            try:
+                history = form.history(turns[:number], source_limit)
+            except InputError:
+                continue
+            source, target, mask = next(pairs)
+            assert [*source, END] == history
+            assert target == [*form.role_ids("assistant"), *tokenizer.encode([turn.text])[0]]
+            counted = [token for token, counts in zip(target, mask, strict=True) if counts]
+            assert counted == tokenizer.encode([turn.text])[0]
+    assert list(pairs) == []
+
+
+def test_a_first_turn_of_the_assistant_has_an_empty_history():
+    form, turns = DialogueFormat(ROLES), [Turn("assistant", "Hello."), Turn("user", "Hi."), Turn("assistant", "Good.")]
+    first, second = form.training_pairs(turns, form.encode(turns), 100, 100)
+    assert first.source == []
+    assert [*second.source, END] == form.history(turns[:2], 100)

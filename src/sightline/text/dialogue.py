@@ -4,12 +4,15 @@ Each turn is the token of its role, its text and END:
 
     <|user|> Hi, how are you? </s> <|assistant|> I am fine. </s>
 
-A vocabulary without these tokens leaves them out; the roles then alternate, and the user speaks first. An
-encoder-decoder model reads the history as its source and writes the reply. A decoder-only model reads START, the
-history and the role of the reply, and continues.
+A vocabulary without these tokens leaves them out; the roles then alternate, and the user speaks first. The history is
+the turns before a reply, without the oldest if they do not fit. Both architectures write the text of the reply and END:
+
+- An encoder-decoder model reads the history as its source, which ends with the END of its last turn; an empty history
+  is END alone. Its decoder reads START and the role of the reply.
+- A decoder-only model reads START, the history and the role of the reply.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -27,6 +30,17 @@ class Turn(NamedTuple):
 
     role: Role
     text: str
+
+
+class TrainingPair(NamedTuple):
+    """A reply for the training of an encoder-decoder model."""
+
+    source: list[int]
+    """The history, without its last END, which a batch adds."""
+    target: list[int]
+    """The role of the reply and its text, without START and END, which a batch adds."""
+    loss_mask: list[int]
+    """1 for the tokens of the target that the assistant writes, 0 for its role."""
 
 
 def alternating_turns(texts: Iterable[str]) -> list[Turn]:
@@ -58,12 +72,11 @@ class DialogueFormat:
         Raise an InputError if the last turn does not fit.
         """
         encoded = self.encode(turns)
-        system = encoded.pop(0) if turns and turns[0].role == "system" else []
-        first = first_that_fits([len(ids) for ids in encoded], limit - len(system))
-        if encoded and first == len(encoded):
-            size = len(system) + len(encoded[-1])
+        found = _history(turns, encoded, limit)
+        if found is None:
+            size = len(encoded[-1]) + (len(encoded[0]) if len(turns) > 1 and turns[0].role == "system" else 0)
             raise InputError(f"The last turn needs {size} tokens, but the model reads at most {limit}.", value=size)
-        return [*system, *chain.from_iterable(encoded[first:])]
+        return found
 
     def prompt(self, turns: Sequence[Turn], limit: int) -> list[int]:
         """Return what a decoder-only model reads before its reply: START, the history and the role of the reply."""
@@ -86,6 +99,22 @@ class DialogueFormat:
             mask += [0] * read + [1] * (len(one) - read)
         return ids, mask
 
+    def training_pairs(
+        self, turns: Sequence[Turn], encoded: Sequence[list[int]], source_limit: int, target_limit: int
+    ) -> Iterator[TrainingPair]:
+        """Yield a pair for each reply: the history before it, as `history` returns it, and the reply.
+
+        `source_limit`: tokens of a history; older turns that do not fit are left out. `target_limit`: tokens of a
+        reply with its role and END. A reply that does not fit, or whose last turn before it does not, is left out.
+        """
+        for number, (turn, ids) in enumerate(zip(turns, encoded, strict=True)):
+            if turn.role == "assistant" and len(ids) <= target_limit:
+                source = _history(turns[:number], encoded[:number], source_limit)
+                if source is not None:
+                    role = len(self.role_ids(turn.role))
+                    target = ids[:-1]
+                    yield TrainingPair(source[:-1], target, [0] * role + [1] * (len(target) - role))
+
     def decode(self, ids: Iterable[int]) -> list[Turn]:
         """Return the turns of a sequence; the last one may have no END."""
         turns: list[Turn] = []
@@ -102,6 +131,15 @@ class DialogueFormat:
         role = self._roles.get(ids[0]) if ids else None
         text = self._tokenizer.decode(ids[1:] if role else ids)
         return Turn(role or ("assistant" if number % 2 else "user"), text)
+
+
+def _history(turns: Sequence[Turn], encoded: Sequence[list[int]], limit: int) -> list[int] | None:
+    """Return the ids of the latest turns that fit into `limit` tokens, after a system turn at the beginning; None if
+    the last turn does not fit."""
+    begun = 1 if turns and turns[0].role == "system" else 0
+    first = begun + first_that_fits(list(map(len, encoded[begun:])), limit - sum(map(len, encoded[:begun])))
+    found = [*chain.from_iterable(encoded[:begun]), *chain.from_iterable(encoded[first:])]
+    return None if begun < first == len(encoded) or len(found) > limit else found
 
 
 def first_that_fits(lengths: Sequence[int], room: int) -> int:
