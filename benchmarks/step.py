@@ -36,8 +36,9 @@ from transformers import MarianConfig, MarianMTModel
 from sightline.config import TrainConfig, load
 from sightline.data.batches import Batch
 from sightline.data.corpus import Table, read_pairs
+from sightline.data.examples import prepare
 from sightline.data.feed import Feed, Place, Update
-from sightline.data.store import prepare
+from sightline.model.protocol import Inputs
 from sightline.model.transformer import build
 from sightline.special import PAD
 from sightline.text.tokenizer import Tokenizer
@@ -134,7 +135,7 @@ def other(model: nn.Module, logits: Logits, device: torch.device, dynamic: bool 
 
     def go(batch: Batch) -> None:
         given: Any = batch.to(device)
-        run(given.source, given.target_in, given.target_out, given.source_layout).backward()  # type: ignore[no-untyped-call]
+        run(given.inputs.source, given.inputs.target, given.targets, given.inputs.source_layout).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -184,7 +185,7 @@ def _now() -> float:
 def random_batches(tokens: int, length: int, words: int, device: torch.device, count: int) -> list[Batch]:
     """Return a batch of random sentences, `count` times."""
     source, given, wanted = (torch.randint(4, words, (tokens // length, length), device=device) for _ in range(3))
-    return [Batch(source, None, given, wanted, None, tokens)] * count
+    return [Batch(Inputs(source, given), wanted, tokens)] * count
 
 
 def real_batches(path: Path, tokens: int, words: int, shared: bool, count: int) -> list[Batch]:
@@ -192,14 +193,14 @@ def real_batches(path: Path, tokens: int, words: int, shared: bool, count: int) 
     corpus, folder = Table(path), Path(tempfile.gettempdir()) / "sightline-benchmark"
     tokenizer = Tokenizer.train((text for pair in read_pairs(corpus) for text in pair), min(words, 16_000))
     feed = Feed(
-        [prepare([corpus], tokenizer, folder)], batch_tokens=tokens, seed=1, rows="shared" if shared else "padded"
+        prepare([corpus], tokenizer, folder), batch_tokens=tokens, seed=1, rows="shared" if shared else "padded"
     )
     return [feed.batch(Place(0, number)) for number in range(count)]
 
 
 def useful(batches: list[Batch]) -> int:
     """Count the tokens of both sides without padding."""
-    sides = [side for batch in batches for side in (batch.source, batch.target_in) if side is not None]
+    sides = [side for batch in batches for side in (batch.inputs.source, batch.inputs.target) if side is not None]
     return sum(int((side != PAD).sum()) for side in sides)
 
 

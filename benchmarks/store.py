@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from sightline.data.corpus import Table
-from sightline.data.store import Store, prepare
+from sightline.data.examples import prepare
+from sightline.data.store import Store
 from sightline.text.tokenizer import Tokenizer
 
 READS, ROWS, UPDATES = 200, 256, 60
@@ -76,7 +77,7 @@ def measure(folder: Path) -> dict[str, Any]:
     seconds = []
     for _ in range(2):
         start = time.perf_counter()
-        store = prepare([Table(folder / "pairs.tsv")], tokenizer, folder / "cache")
+        (store,) = prepare([Table(folder / "pairs.tsv")], tokenizer, folder / "cache")
         seconds.append(time.perf_counter() - start)
     prepared = peak()
     chance = np.random.default_rng(1)

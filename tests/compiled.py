@@ -17,8 +17,8 @@ from sightline.config import TrainConfig
 from sightline.data.batches import Batch
 from sightline.data.builtin import generate
 from sightline.data.corpus import Table
+from sightline.data.examples import prepare
 from sightline.data.feed import Feed, Place, Update
-from sightline.data.store import prepare
 from sightline.errors import TraceError
 from sightline.model.kernels.dropout import Dropout, assign_dropout_seeds, dropout_mask
 from sightline.model.mask import PackedRows
@@ -26,6 +26,7 @@ from sightline.model.protocol import Inputs
 from sightline.text.tokenizer import Tokenizer
 from sightline.trace.watch import tracing
 from sightline.train.step import Step
+from sightline.train.tasks import TRANSLATE
 from sightline.train.validate import Validation
 from support import difference, ids, packed, pad, reader, static_cache, translator, writer
 
@@ -123,7 +124,7 @@ def training_steps(r_drop: float, optimizer: str, tolerance: float) -> None:
     source, target = torch.randint(4, 41, (6, 16), device="cpu"), torch.randint(4, 41, (6, 16), device="cpu")
     layout = PackedRows(torch.arange(16).expand(6, 16) // 8, torch.arange(16).expand(6, 16) % 8)
     layout = PackedRows(*(part.cpu().contiguous() for part in layout))
-    batch = Batch(source, layout, target, target, layout, 96)
+    batch = Batch(Inputs(source, target, layout, layout), target, 96)
     weights = []
     for fast in (False, True):
         torch.manual_seed(0)
@@ -150,9 +151,16 @@ def a_test_compiles_nothing() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pairs.tsv"
         file.write_text("".join(f"{source}\t{target}\n" for source, target in pairs), "utf-8")
-        store = prepare([Table(file)], tokenizer, Path(folder) / "cache")
-        feed = Feed([store], batch_tokens=256, seed=0, rows="shared")
-        validation = Validation(store, tokenizer, batch_tokens=256, pairs=pairs[:20], score=lambda *_: {"texts": 20.0})
+        stores = prepare([Table(file)], tokenizer, Path(folder) / "cache")
+        feed = Feed(stores, batch_tokens=256, seed=0, rows="shared")
+        validation = Validation(
+            stores[0],
+            tokenizer,
+            batch_tokens=256,
+            answer=TRANSLATE.answer,
+            pairs=pairs[:20],
+            score=lambda *_: {"texts": 20.0},
+        )
         updates = feed.updates(Place(), 1)
         step(next(updates), 1, 1e-3)
         with torch.compiler.set_stance("fail_on_recompile"):

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from sightline.data.builtin import generate
 from sightline.evaluate.scores import values
-from sightline.train.events import Event
-from sightline.train.loop import RunState
+from sightline.runs import Event, Metrics, tee
 from sightline.train.run import RunOptions, TextFiles, train_files
-from sightline.train.sinks import Metrics, tee
-from sightline.train.state import last_state, load_state
+from sightline.train.state import RunState, last_state, load_state
 
 OPTIONS = """
 [model]
@@ -113,7 +111,7 @@ def train_here(
     run = RunOptions(out, train, valid, cache=folder / "cache", device="cpu", resume=resume)
     if not resume:
         run = run._replace(config=str(folder / "options.toml"), set=options, init_from=start and str(start))
-    metrics = Metrics(out / "metrics.jsonl")
+    metrics = Metrics(out)
     try:
         return train_files(run, tee([metrics, also]), score=values)
     finally:

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sightline.config import ModelConfig, SearchConfig
+from sightline.data.examples import prepare
+from sightline.data.store import Store
 from sightline.engine.translator import translation_request
 from sightline.errors import SightlineError
 from sightline.model.mask import PackedRows
@@ -163,3 +165,9 @@ def all_scores(model: EncoderDecoder, source: list[int], hypotheses: list[Any], 
     sources = torch.tensor([[*source, END]]).expand(len(rows), -1)
     found = model(sources, target[:, :-1]).log_softmax(-1).gather(2, target[:, 1:, None])[:, :, 0]
     return [found[i, :n].sum().item() / n**penalty for i, n in enumerate(lengths)]
+
+
+def store_of(*arguments: Any, **options: Any) -> Store:
+    """Return the only store of these corpora, as `prepare` makes it."""
+    (store,) = prepare(*arguments, **options)
+    return store

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from sightline.data.batches import collate, plan_shared
 from sightline.data.builtin import generate
 from sightline.data.corpus import Dialogue, Table, Text
-from sightline.data.store import prepare, prepare_dialogues, prepare_texts
+from sightline.data.examples import DialogueExamples, TextExamples
 from sightline.model.mask import PackedRows
 from sightline.special import END, PAD, START
 from sightline.text.tokenizer import Tokenizer
 from sightline.train.step import Objective
-from support import difference, reader, translator, writer
+from support import difference, reader, store_of, translator, writer
 
 PAIRS = [(pair.source, pair.target) for pair in generate("train", 60)]
 TOKENIZER = Tokenizer.train([text for pair in PAIRS for text in pair], 340)
@@ -42,9 +42,9 @@ def stores(tmp_path_factory):
     text.write_text("".join(f"{t}\n\n" for _, t in PAIRS))
     dialogues.write_text("".join(json.dumps(turns) + "\n" for turns in DIALOGUES))
     found = {
-        "pairs": prepare([Table(pairs)], TOKENIZER, folder / "cache"),
-        "text": prepare_texts([Text(text)], TOKENIZER, folder / "cache", 23),
-        "dialogues": prepare_dialogues([Dialogue(dialogues)], TOKENIZER, folder / "cache", 100),
+        "pairs": store_of([Table(pairs)], TOKENIZER, folder / "cache"),
+        "text": store_of([Text(text)], TOKENIZER, folder / "cache", TextExamples(23)),
+        "dialogues": store_of([Dialogue(dialogues)], TOKENIZER, folder / "cache", DialogueExamples(100)),
     }
     return {**found, "rotary pairs": found["pairs"], "read text": found["text"]}
 
@@ -61,14 +61,17 @@ def exercise(kind, batch):
     """Let a reader predict the tokens that it reads."""
     if kind != "read text":
         return batch
-    return batch._replace(source=batch.target_in, source_layout=batch.target_layout, target_out=batch.target_in)
+    _, text, _, layout, _ = batch.inputs
+    return batch._replace(inputs=batch.inputs._replace(source=text, source_layout=layout), targets=text)
 
 
 def tokens(batch):
     """The cells of the target that are tokens, sentence by sentence."""
-    row, column = (batch.target_in != PAD).nonzero(as_tuple=True)
-    if isinstance(batch.target_layout, PackedRows):
-        order = np.lexsort((batch.target_layout.position[row, column], batch.target_layout.sentence[row, column]))
+    row, column = (batch.inputs.target != PAD).nonzero(as_tuple=True)
+    if isinstance(batch.inputs.target_layout, PackedRows):
+        order = np.lexsort(
+            (batch.inputs.target_layout.position[row, column], batch.inputs.target_layout.sentence[row, column])
+        )
         row, column = row[order], column[order]
     return row, column
 
@@ -99,7 +102,7 @@ def test_packed_equals_padded(kind, stores, data, budget, seed):
         loss, gradients = loss_and_gradients(model, shared)
         assert other.tokens == shared.tokens
         assert close(model.classifier(model.hidden(other.inputs))[tokens(other)], found)
-        assert torch.equal(other.target_out[tokens(other)], shared.target_out[tokens(shared)])
+        assert torch.equal(other.targets[tokens(other)], shared.targets[tokens(shared)])
         other_loss, other_gradients = loss_and_gradients(model, other)
         assert close(other_loss.smoothed, loss.smoothed)
         assert close(other_loss.nll, loss.nll)
@@ -116,8 +119,10 @@ def test_unused_cells_have_no_effect(kind, stores):
         def scribbled(ids):
             return None if ids is None else torch.where(ids == PAD, torch.randint_like(ids, 4, TOKENIZER.size), ids)
 
-        other = batch._replace(source=scribbled(batch.source), target_in=scribbled(batch.target_in))
-        assert (other.target_in != batch.target_in).any()
+        given = batch.inputs
+        changed = given._replace(source=scribbled(given.source), target=scribbled(given.target))
+        other = batch._replace(inputs=changed)
+        assert (other.inputs.target != batch.inputs.target).any()
         (loss, gradients), (same, same_gradients) = (loss_and_gradients(model, b) for b in (batch, other))
         assert difference(loss.smoothed, same.smoothed) <= 1e-6 * loss.smoothed.item()
         assert difference(loss.nll, same.nll) <= 1e-6 * loss.nll.item()
@@ -131,8 +136,8 @@ def test_only_replies_are_in_the_loss(place, stores):
     store = stores["dialogues"]
     for batches in rows_of(store, range(len(store)), 512):
         batch = batches[place]
-        found = batch.target_out[tokens(batch)].tolist()
-        given = batch.target_in[tokens(batch)].tolist()
+        found = batch.targets[tokens(batch)].tolist()
+        given = batch.inputs.target[tokens(batch)].tolist()
         starts = [i for i, token in enumerate(given) if token == START] + [len(given)]
         for first, last in pairwise(starts):
             sequence = [*given[first + 1 : last], END]
@@ -150,8 +155,8 @@ def test_the_end_of_a_cut_text_is_not_in_the_loss(place, stores):
     store = stores["text"]
     for batches in rows_of(store, range(len(store)), 512):
         batch = batches[place]
-        found = batch.target_out[tokens(batch)].tolist()
-        given = batch.target_in[tokens(batch)].tolist()
+        found = batch.targets[tokens(batch)].tolist()
+        given = batch.inputs.target[tokens(batch)].tolist()
         starts = [i for i, token in enumerate(given) if token == START] + [len(given)]
         for first, last in pairwise(starts):
             assert found[first:last] == [*given[first + 1 : last], PAD]

@@ -16,17 +16,17 @@ from runs import LIMIT, files, metrics, on_pairs, sightline, start, state, train
 from sightline.config import TrainConfig
 from sightline.data.batches import collate
 from sightline.data.corpus import Table
+from sightline.data.examples import PairExamples
 from sightline.data.feed import Place, Update
-from sightline.data.store import Cleaning, prepare
 from sightline.errors import TrainingError
 from sightline.model_folder import load_model, load_tokenizer, set_weights
+from sightline.runs import Event, Finished, Progress, Saved, Validated
 from sightline.train.distributed import World
-from sightline.train.events import Event, Finished, Progress, Saved, Validated
 from sightline.train.optimizer import optimizer_state
 from sightline.train.state import last_state
 from sightline.train.step import Step
 from sightline.train.validate import Validation
-from support import difference, raises
+from support import difference, raises, store_of
 
 
 class Crash(Exception):
@@ -194,7 +194,7 @@ def test_accumulated_batches_equal_one_batch(optimizer, corpus, tmp_path):
     """Each token has the same weight in the loss, whatever the size of its batch."""
     train_here(corpus, tmp_path / "run", "train.steps=1")
     tokenizer = load_tokenizer(tmp_path / "run")
-    store = prepare([Table(corpus / "train.tsv")], tokenizer, corpus / "cache")
+    store = store_of([Table(corpus / "train.tsv")], tokenizer, corpus / "cache")
     options = TrainConfig(optimizer=optimizer, epsilon=0.01, smoothing=0.1)
     parts = [range(3), range(3, 20), range(20, 21)]
     found = []
@@ -368,7 +368,7 @@ def test_best_state_or_better_mean_of_states_is_kept(corpus, tmp_path):
         averaged = mean([watch.weights[test.step] for test in ranked])
         model = load_model(out)
         set_weights(model, averaged, "here")
-        store = prepare([Table(corpus / "dev.tsv")], load_tokenizer(out), corpus / "cache", Cleaning(4095, 1e9))
+        store = store_of([Table(corpus / "dev.tsv")], load_tokenizer(out), corpus / "cache", PairExamples(4095, 1e9))
         result = Validation(store, load_tokenizer(out), batch_tokens=256)(model, bfloat16=False)
         assert last.loss == pytest.approx(result.loss, rel=1e-6)
         assert last.best == (last.loss < min(test.loss for test in tests))

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from sightline.data.batches import collate, plan
 from sightline.data.builtin import generate
 from sightline.data.corpus import Table
-from sightline.data.store import prepare
 from sightline.errors import InputError
 from sightline.special import END, PAD, START
 from sightline.text.tokenizer import Tokenizer
-from support import raises
+from support import raises, store_of
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=200)
 
@@ -54,11 +53,11 @@ def test_a_batch_has_the_tokens_of_its_pairs(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("".join(f"{s}\t{t}\n" for s, t in pairs))
     tokenizer = Tokenizer.train([text for pair in pairs for text in pair], 500)
-    store = prepare([Table(path)], tokenizer, tmp_path)
+    store = store_of([Table(path)], tokenizer, tmp_path)
     padded = collate(store, range(7))
-    assert padded.tokens == int((padded.target_out != PAD).sum())
-    assert (padded.target_in[:, 0] == START).all()
+    assert padded.tokens == int((padded.targets != PAD).sum())
+    assert (padded.inputs.target[:, 0] == START).all()
     for row, (source, target) in enumerate(pairs[:7]):
-        assert tokenizer.decode(padded.source[row]) == source
-        assert padded.source[row][padded.source_layout[row]][-1] == END
-        assert tokenizer.decode(padded.target_in[row]) == tokenizer.decode(padded.target_out[row]) == target
+        assert tokenizer.decode(padded.inputs.source[row]) == source
+        assert padded.inputs.source[row][padded.inputs.source_layout[row]][-1] == END
+        assert tokenizer.decode(padded.inputs.target[row]) == tokenizer.decode(padded.targets[row]) == target

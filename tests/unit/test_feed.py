@@ -9,18 +9,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.data.batches import collate, mask_words, plan_shared
+from sightline.data.batches import MaskedBatches, collate, plan_shared
 from sightline.data.builtin import generate
 from sightline.data.corpus import Table, Text
+from sightline.data.examples import PairExamples, TextExamples, prepare
 from sightline.data.feed import Feed, Place, ahead
-from sightline.data.store import Weighted, prepare, prepare_texts
+from sightline.data.store import Weighted
 from sightline.errors import InputError
 from sightline.special import PAD, UNKNOWN
 from sightline.text.tokenizer import Tokenizer
 from support import raises
 
 PAIRS = [(pair.source, pair.target) for pair in generate("train", 80)]
-TOKENIZER = Tokenizer.train([text for pair in PAIRS for text in pair], 340)
+TOKENIZER = Tokenizer.train([text for pair in PAIRS for text in pair], 340, ["<mask>"])
+MASK = TOKENIZER.mask_id
+MASKED = MaskedBatches(MASK, TOKENIZER.size)
 LENGTHS = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 200)), min_size=1, max_size=150)
 
 
@@ -143,13 +146,13 @@ def folder(tmp_path_factory):
 def feed_of(folder, rows="padded", **more):
     """Weighted, and read in two ways: the epochs differ in length."""
     corpora = [Weighted(Table(folder / "a.tsv"), 1.5), Weighted(Table(folder / "b.tsv"), 2.0)]
-    stores = [prepare(corpora, TOKENIZER, folder / "cache", dropout=0.2, reading=reading) for reading in (0, 1)]
+    stores = prepare(corpora, TOKENIZER, folder / "cache", PairExamples(dropout=0.2, versions=2))
     return Feed(stores, batch_tokens=512, seed=3, rows=rows, **more)
 
 
 def readers_feed(folder):
-    store = prepare_texts([Text(folder / "a.txt")], TOKENIZER, folder / "cache", 30)
-    return Feed([store], batch_tokens=256, seed=3, masked=TOKENIZER.size)
+    stores = prepare([Text(folder / "a.txt")], TOKENIZER, folder / "cache", TextExamples(30))
+    return Feed(stores, batch_tokens=256, seed=3, make=MASKED)
 
 
 def first(feed, count, *arguments):
@@ -211,46 +214,50 @@ def test_epochs_of_updates(folder):
 def test_filled_is_the_fraction_of_tokens(rows, folder):
     feed = feed_of(folder, rows)
     batches = [feed.batch(Place(0, i)) for i in range(len(feed.plan(0)))]
-    tokens = sum(int((side != PAD).sum()) for batch in batches for side in (batch.source, batch.target_in))
-    cells = sum(side.numel() for batch in batches for side in (batch.source, batch.target_in))
+    tokens = sum(int((side != PAD).sum()) for batch in batches for side in (batch.inputs.source, batch.inputs.target))
+    cells = sum(side.numel() for batch in batches for side in (batch.inputs.source, batch.inputs.target))
     assert feed.filled() == pytest.approx(tokens / cells)
     assert sum(update.cells for update in first(feed, len(batches))) == tokens
 
 
 def test_weights_that_leave_no_text(folder):
-    store = prepare([Weighted(Table(folder / "a.tsv"), 0.001)], TOKENIZER, folder / "cache")
+    stores = prepare([Weighted(Table(folder / "a.tsv"), 0.001)], TOKENIZER, folder / "cache")
     with raises(InputError, match="weights"):
-        Feed([store], batch_tokens=512, seed=0).plan(0)
+        Feed(stores, batch_tokens=512, seed=0).plan(0)
 
 
 # --- Masked tokens
 
 
+def text_store(folder):
+    (store,) = prepare([Text(folder / "a.txt")], TOKENIZER, folder / "cache", TextExamples(20))
+    assert len(store) >= 40
+    return store
+
+
 @settings(max_examples=30)
-@given(pairs=st.lists(st.integers(0, 79), min_size=1, max_size=40), seed=st.integers(0, 10**6))
+@given(pairs=st.lists(st.integers(0, 39), min_size=1, max_size=40), seed=st.integers(0, 10**6))
 def test_masked_tokens_are_predicted_and_others_unchanged(folder, pairs, seed):
-    store = prepare([Table(folder / "a.tsv"), Table(folder / "b.tsv")], TOKENIZER, folder / "cache")
-    batch = collate(store, pairs)
-    masked = mask_words(batch, TOKENIZER.size, [seed, 1, 2])
-    asked = masked.target_out != PAD
-    assert masked.tokens == int(asked.sum()) > 0
-    assert torch.equal(masked.target_out[asked], batch.target_in[asked])
-    assert (batch.target_in[asked] > UNKNOWN).all()  # no padding, start or end
-    assert torch.equal(masked.target_in[~asked], batch.target_in[~asked])
-    assert (masked.target_in[asked] >= UNKNOWN).all()
-    assert (masked.target_in < TOKENIZER.size).all()
-    again = mask_words(batch, TOKENIZER.size, [seed, 1, 2])
+    store = text_store(folder)
+    text, masked = collate(store, pairs).inputs.target, MASKED(store, pairs, [seed, 1, 2])
+    predicted, read = masked.targets != PAD, masked.inputs.source
+    assert masked.tokens == int(predicted.sum()) > 0
+    assert torch.equal(masked.targets[predicted], text[predicted])
+    assert (text[predicted] > UNKNOWN).all()  # no padding, start or end
+    assert torch.equal(read[~predicted], text[~predicted])
+    assert (read[predicted] > UNKNOWN).all()
+    assert (read < TOKENIZER.size).all()
+    again = MASKED(store, pairs, [seed, 1, 2])
     assert all(torch.equal(a, b) for a, b in zip(masked.tensors(), again.tensors(), strict=True))
 
 
 def test_masked_fractions_are_those_of_bert(folder):
-    store = prepare([Table(folder / "a.tsv"), Table(folder / "b.tsv")], TOKENIZER, folder / "cache")
-    batch = collate(store, np.arange(80).repeat(50))
-    masked = mask_words(batch, TOKENIZER.size, [0])
-    words, asked = batch.target_in > UNKNOWN, masked.target_out != PAD
-    assert asked.sum() / words.sum() == pytest.approx(0.15, rel=0.05)
-    hidden = (masked.target_in == UNKNOWN)[asked].float().mean()
-    kept = (masked.target_in == batch.target_in)[asked].float().mean()
+    store, chosen = text_store(folder), np.arange(40).repeat(50)
+    text, masked = collate(store, chosen).inputs.target, MASKED(store, chosen, [0])
+    words, predicted = text > UNKNOWN, masked.targets != PAD
+    assert predicted.sum() / words.sum() == pytest.approx(0.15, rel=0.05)
+    hidden = (masked.inputs.source == MASK)[predicted].float().mean()
+    kept = (masked.inputs.source == text)[predicted].float().mean()
     assert hidden == pytest.approx(0.8, abs=0.02)
     assert kept == pytest.approx(0.1, abs=0.02)
-    assert not torch.equal(asked, mask_words(batch, TOKENIZER.size, [1]).target_out != PAD)
+    assert not torch.equal(predicted, MASKED(store, chosen, [1]).targets != PAD)

@@ -5,21 +5,19 @@ import numpy as np
 from runs import write_pairs
 from sightline.data.corpus import Table
 from sightline.data.feed import Feed, Place
-from sightline.data.store import prepare
 from sightline.evaluate.scores import values
+from sightline.runs import Validated
 from sightline.text.tokenizer import Tokenizer
-from sightline.train.events import Validated
-from sightline.train.run import RunOptions, TextFiles, _hold_out, train_files
+from sightline.train.run import RunOptions, TextFiles, train_files
+from support import store_of
 
 
 def test_held_out_pairs_are_validated_and_not_trained(tmp_path):
     path, _ = write_pairs(tmp_path, train=600)
     tokenizer = Tokenizer.train(path.read_text().replace("\t", "\n").splitlines(), 340)
-    store = prepare([Table(path)], tokenizer, tmp_path / "cache")
-    held, rest = _hold_out(store, seed=1)
-    assert len(held) == 12
-    assert sorted([*held, *rest]) == list(range(600))
-    assert not np.array_equal(held, _hold_out(store, seed=2)[0])
+    store = store_of([Table(path)], tokenizer, tmp_path / "cache")
+    held = np.array(sorted(i for i, _ in store.sample[:12]))
+    rest = np.setdiff1d(np.arange(600), held)
     for rows in ("padded", "shared"):
         for only in (held, rest):
             feed = Feed([store], batch_tokens=256, seed=1, rows=rows, only=only)

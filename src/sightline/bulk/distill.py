@@ -17,7 +17,8 @@ from sightline.engine import LoadOptions, load_translator
 from sightline.errors import InputError
 from sightline.files import read_json_object, write_files
 from sightline.text.tokenizer import Tokenizer
-from sightline.train.run import RunOptions, TextFiles, check_options
+from sightline.train.run import RunOptions, TextFiles
+from sightline.train.tasks import TRANSLATE, choose_task
 
 OPTIONS, TABLE = "distill.json", "distilled.tsv"
 
@@ -63,7 +64,7 @@ def _check_folder(out: Path, options: dict[str, Any], resume: bool) -> None:
 def _check_student(student: RunOptions) -> None:
     """Check the training of the student before the teacher works for hours."""
     config = load(student.preset, student.config, student.set)
-    check_options(config, pairs=True)
+    choose_task([TRANSLATE], config)
     if config.data.tokenizer is not None:
         Tokenizer.load(config.data.tokenizer)
     for corpus, weight in [*student.train.corpora(), *student.valid.corpora()]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sightline.bulk.lines import Report
-    from sightline.train.events import Sink
+    from sightline.runs import Sink
     from sightline.train.run import RunOptions
 
 EVERY = 30
@@ -97,13 +97,14 @@ def run_training(options: "RunOptions", *, plain: bool, tensorboard: bool = Fals
     from rich.console import Console
 
     from sightline.evaluate.scores import values
+    from sightline.runs import CURVES, Metrics, tee
     from sightline.train.distributed import is_main
     from sightline.train.run import train_files
-    from sightline.train.sinks import Metrics, TensorBoard, tee
+    from sightline.train.sinks import TensorBoard
 
     out, console = options.out, Console(stderr=True, highlight=False, quiet=not is_main())
     say = partial(console.print, markup=False, soft_wrap=True)
-    with console_sink(console, plain=plain) as shown, contextlib.closing(Metrics(out / "metrics.jsonl")) as metrics:
+    with console_sink(console, plain=plain) as shown, contextlib.closing(Metrics(out)) as metrics:
         sinks: list[Sink] = [shown, metrics, *([TensorBoard(out / "tensorboard")] if tensorboard else [])]
         run = train_files(options, tee(sinks), say, values)
     if run.stopped:
@@ -113,5 +114,5 @@ def run_training(options: "RunOptions", *, plain: bool, tensorboard: bool = Fals
         with contextlib.suppress(ImportError):  # matplotlib is optional
             from sightline.figures.curves import plot
 
-            plot(out / "metrics.jsonl", out / "curves.png")
+            plot(out, out / CURVES)
         echo(str(out))

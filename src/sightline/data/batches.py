@@ -7,6 +7,7 @@ order of batches change in every epoch.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,21 +152,14 @@ def _fill(queues: list[_Queue], sizes: NDArray[np.int32], rows: int, length: int
 
 
 class Batch(NamedTuple):
-    """Sentences that train together. An encoder reads `source`, a decoder `target_in`; `target_out` has the tokens to
-    predict, and PAD elsewhere."""
+    """Sentences that train together."""
 
-    source: Tensor | None
-    source_layout: Tensor | PackedRows | None
-    target_in: Tensor
-    target_out: Tensor
-    target_layout: Tensor | PackedRows | None
+    inputs: Inputs
+    """The input of the model."""
+    targets: Tensor
+    """The token to predict at each position of the output; PAD at the positions outside of the loss."""
     tokens: int
-    """Number of target tokens in the loss."""
-
-    @property
-    def inputs(self) -> Inputs:
-        """The inputs of the model."""
-        return Inputs(self.source, self.target_in, self.source_layout, self.target_layout)
+    """Number of tokens in the loss."""
 
     def to(self, device: torch.device | str) -> "Batch":
         """Copy the batch to a device asynchronously."""
@@ -175,25 +169,30 @@ class Batch(NamedTuple):
         """Copy the batch to pinned memory."""
         return self._map(Tensor.pin_memory)
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        def apply(value: Any) -> Any:
-            if isinstance(value, PackedRows):
-                return type(value)(*map(apply, value))
-            return function(value) if isinstance(value, Tensor) else value
-
-        return Batch(*map(apply, self))
-
     def twice(self) -> "Batch":
         """Repeat all rows, for R-Drop."""
         return self._map(lambda tensor: torch.cat([tensor, tensor]))._replace(tokens=2 * self.tokens)
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors, in a fixed order."""
-        parts = [part for value in self for part in (value if isinstance(value, PackedRows) else [value])]
+        values = (*self.inputs, self.targets)
+        parts = [part for value in values for part in (value if isinstance(value, PackedRows) else [value])]
         return [part for part in parts if isinstance(part, Tensor)]
 
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        def apply(value: Any) -> Any:
+            if isinstance(value, PackedRows | Inputs):
+                return type(value)(*map(apply, value))
+            return function(value) if isinstance(value, Tensor) else value
 
-def collate(store: Store, chosen: Shared | Sequence[int] | Ints) -> Batch:
+        return Batch(*map(apply, self))
+
+
+MakeBatch = Callable[[Store, Shared | Ints, Sequence[int]], Batch]
+"""Makes the batch of some examples of a store. The last argument is a seed."""
+
+
+def collate(store: Store, chosen: Shared | Sequence[int] | Ints, _: Sequence[int] = ()) -> Batch:
     """Return a batch of packed rows, or of padded rows, one per sentence. Sources end in END; target inputs begin with
     START."""
     if not isinstance(chosen, Shared):
@@ -201,21 +200,20 @@ def collate(store: Store, chosen: Shared | Sequence[int] | Ints) -> Batch:
         chosen = Shared(pairs, np.arange(len(pairs)), len(pairs), length=0)
     source = None if store.source is None else _Cells(store.source, chosen)
     target = _Cells(store.target, chosen)
-    target_out, tokens = target.rows(target.ids, last=END), int(target.sizes.sum())
-    if source is None:
-        # Not in the loss: the END after a piece of text, which does not end there, and tokens outside the loss mask.
-        target_out.view(-1)[target.start + target.sizes - 1] = PAD
-        if store.loss_mask is not None:
-            target_out[target.rows(store.loss_mask.take(chosen.pairs)[0], last=1) == 0] = PAD
-        tokens = int((target_out != PAD).sum())
-    return Batch(
+    targets, tokens = target.rows(target.ids, last=END), int(target.sizes.sum())
+    if source is None:  # the END after a piece of text, which does not end there, is not in the loss
+        targets.view(-1)[target.start + target.sizes - 1] = PAD
+    if store.loss_mask is not None:
+        targets[target.rows(store.loss_mask.take(chosen.pairs)[0], last=1) == 0] = PAD
+    if source is None or store.loss_mask is not None:
+        tokens = int((targets != PAD).sum())
+    inputs = Inputs(
         source=None if source is None else source.rows(source.ids, last=END),
+        target=target.rows(target.ids, first=START),
         source_layout=None if source is None else source.layout(),
-        target_in=target.rows(target.ids, first=START),
-        target_out=target_out,
         target_layout=target.layout(unused_in_first=source is not None) if chosen.length or source is None else None,
-        tokens=tokens,
     )
+    return Batch(inputs, targets, tokens)
 
 
 class _Cells:
@@ -260,19 +258,28 @@ class _Cells:
         return PackedRows(*(torch.from_numpy(x.reshape(self.shape)) for x in (sentence, position)))
 
 
-def mask_words(batch: Batch, vocab_size: int, seed: Sequence[int]) -> Batch:
-    """Mask tokens for masked language modelling (BERT, §3.1).
+@dataclass(frozen=True)
+class MaskedBatches:
+    """Makes batches for masked language modelling (BERT, §3.1).
 
-    15 % of the tokens are predicted: 80 % of them are replaced by UNKNOWN, which does not occur in text encoded with
-    byte fallback, 10 % by a random token, and 10 % are unchanged.
+    15 % of the tokens are predicted: 80 % of them are replaced by the mask, 10 % by a random token, and 10 % are
+    unchanged.
     """
-    generator = np.random.default_rng(list(seed))
-    text = batch.target_in
-    draw, other = generator.random(text.shape), generator.integers(UNKNOWN + 1, vocab_size, text.shape)
-    chosen = torch.from_numpy(draw < 0.15) & (text > UNKNOWN)
-    if not chosen.any():  # a very small batch
-        chosen = text > UNKNOWN
-    replacement = torch.where(torch.from_numpy(draw < 0.12), UNKNOWN, torch.from_numpy(other))
-    given = torch.where(chosen & torch.from_numpy(draw < 0.135), replacement, text)
-    predicted = torch.where(chosen, text, PAD)
-    return Batch(given, batch.target_layout, given, predicted, batch.target_layout, tokens=int(chosen.sum()))
+
+    mask: int
+    """The id of the mask."""
+    vocab_size: int
+
+    def __call__(self, store: Store, chosen: Shared | Sequence[int] | Ints, seed: Sequence[int]) -> Batch:
+        """Return a batch of text; the seed chooses its masks."""
+        generator = np.random.default_rng(list(seed))
+        inputs = collate(store, chosen).inputs
+        text = inputs.require("target")
+        draw, other = generator.random(text.shape), generator.integers(UNKNOWN + 1, self.vocab_size, text.shape)
+        predicted = torch.from_numpy(draw < 0.15) & (text > UNKNOWN)
+        if not predicted.any():  # a very small batch
+            predicted = text > UNKNOWN
+        replacement = torch.where(torch.from_numpy(draw < 0.12), self.mask, torch.from_numpy(other))
+        masked = torch.where(predicted & torch.from_numpy(draw < 0.135), replacement, text)
+        targets = torch.where(predicted, text, PAD)
+        return Batch(Inputs(source=masked, source_layout=inputs.target_layout), targets, tokens=int(predicted.sum()))

@@ -6,10 +6,12 @@ Files are streamed, so they may be larger than memory. Errors have the name and 
 
 import bz2
 import gzip
+import hashlib
 import io
 import itertools
 import json
 import lzma
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -61,25 +63,34 @@ class Dialogue(NamedTuple):
     path: Path
 
 
-def read_pairs(corpus: Corpus) -> Iterator[tuple[str, str]]:
+ReadLines = Callable[[Path], Iterator[bytes]]
+"""A function that yields the lines of a file: `raw_lines`, or a `HashedFiles`."""
+
+
+def read_pairs(corpus: Corpus, read: ReadLines | None = None) -> Iterator[tuple[str, str]]:
     """Yield the pairs of a corpus in order, as raw text."""
     if isinstance(corpus, Parallel):
-        yield from _parallel(corpus)
+        yield from _parallel(corpus, read)
         return
-    kind = next((s for s in reversed(corpus.path.suffixes) if s not in OPENERS), "")
     readers: dict[str, Callable[[str, str], tuple[str, str]]] = {".tsv": _tsv, ".jsonl": _jsonl}
+    kind = file_format(corpus.path)
     if kind not in readers:
         raise InputError(f"{corpus.path}: not a .tsv or .jsonl file, plain or compressed.", value=corpus.path)
-    for number, line in enumerate(lines(corpus.path), start=1):
+    for number, line in enumerate(lines(corpus.path, read), start=1):
         yield readers[kind](line, f"{corpus.path}:{number}")
 
 
-def read_documents(corpus: Text) -> Iterator[str]:
+def file_format(path: Path) -> str:
+    """Return the last suffix of a file's name that is not one of a compression."""
+    return next((suffix for suffix in reversed(path.suffixes) if suffix not in OPENERS), "")
+
+
+def read_documents(corpus: Text, read: ReadLines | None = None) -> Iterator[str]:
     """Yield the documents of a text in order, with their line breaks."""
     found = False
     document: list[str] = []
     size = 0
-    for line in itertools.chain(lines(corpus.path), [""]):
+    for line in itertools.chain(lines(corpus.path, read), [""]):
         blank = not line.strip()
         if document and (blank or size + len(line) > LONGEST_DOCUMENT):
             yield "\n".join(document)
@@ -91,16 +102,16 @@ def read_documents(corpus: Text) -> Iterator[str]:
         raise InputError(f"{corpus.path}: the file has only blank lines.", value=corpus.path)
 
 
-def read_dialogues(corpus: Dialogue) -> Iterator[list[str]]:
+def read_dialogues(corpus: Dialogue, read: ReadLines | None = None) -> Iterator[list[str]]:
     """Yield the dialogues of a file in order, as lists of turns."""
-    for number, line in enumerate(lines(corpus.path), start=1):
+    for number, line in enumerate(lines(corpus.path, read), start=1):
         yield _turns(line, f"{corpus.path}:{number}")
 
 
-def lines(path: Path) -> Iterator[str]:
+def lines(path: Path, read: ReadLines | None = None) -> Iterator[str]:
     """Yield the lines of a text file in UTF-8, without line ends."""
     number = 0
-    for number, raw in enumerate(raw_lines(path), start=1):
+    for number, raw in enumerate((read or raw_lines)(path), start=1):
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
@@ -128,11 +139,32 @@ def raw_lines(path: Path) -> Iterator[bytes]:
         raise InputError(f"{where}: cannot be read: {reason}.", value=path) from None
 
 
-def _parallel(corpus: Parallel) -> Iterator[tuple[str, str]]:
+class HashedFiles:
+    """Reads the lines of files and hashes them on the way, so that identifying a text needs no reading of its own."""
+
+    def __init__(self) -> None:
+        self.digests: dict[Path, bytes] = {}
+        """The hash of each file that was read to its end, without its compression."""
+
+    def __call__(self, path: Path) -> Iterator[bytes]:
+        digest = hashlib.blake2b(digest_size=16)
+        for raw in raw_lines(path):
+            digest.update(raw)
+            yield raw
+        self.digests[path] = digest.digest()
+
+    def digest(self, path: Path) -> bytes:
+        """Return the hash of a file, which is read if it was not before."""
+        if path not in self.digests:
+            deque(self(path), maxlen=0)
+        return self.digests[path]
+
+
+def _parallel(corpus: Parallel, read: ReadLines | None) -> Iterator[tuple[str, str]]:
     source, target = corpus
     if source.resolve() == target.resolve():
         raise InputError(f"{source}: source and target are the same file.", value=source)
-    pairs = itertools.zip_longest(lines(source), lines(target))
+    pairs = itertools.zip_longest(lines(source, read), lines(target, read))
     for number, (one, other) in enumerate(pairs):
         if one is None or other is None:
             rest = number + 1 + sum(1 for _ in pairs)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.data.batches import Batch, Shared, collate, mask_words, plan, plan_shared
+from sightline.data.batches import Batch, MakeBatch, Shared, collate, plan, plan_shared
 from sightline.data.store import Store
 from sightline.errors import InputError
 
@@ -47,7 +47,7 @@ class Update(NamedTuple):
 
 
 class Feed:
-    """Batches of a store. With several versions of the corpus (BPE-dropout), epochs alternate between them."""
+    """Batches of a store. With several versions of its examples (BPE-dropout), epochs alternate between them."""
 
     def __init__(
         self,
@@ -56,12 +56,11 @@ class Feed:
         batch_tokens: int,
         seed: int,
         rows: Rows = "padded",
-        masked: int | None = None,
+        make: MakeBatch = collate,
         only: NDArray[np.int64] | None = None,
     ) -> None:
-        """`masked`: mask tokens for masked language modelling, with random tokens of a vocabulary of this size.
-        `only`: indices of the pairs to use."""
-        self.stores, self.batch_tokens, self.seed, self.rows, self.masked = stores, batch_tokens, seed, rows, masked
+        """`make`: makes a batch of examples. `only`: indices of the examples to use."""
+        self.stores, self.batch_tokens, self.seed, self.rows, self.make = stores, batch_tokens, seed, rows, make
         self.only = only
         self._plans: dict[int, list[Any]] = {}
 
@@ -87,8 +86,7 @@ class Feed:
 
     def batch(self, place: Place) -> Batch:
         """Return the batch at a position."""
-        batch = collate(self._store(place.epoch), self.plan(place.epoch)[place.batch])
-        return batch if self.masked is None else mask_words(batch, self.masked, [self.seed, *place])
+        return self.make(self._store(place.epoch), self.plan(place.epoch)[place.batch], [self.seed, *place])
 
     def updates(self, place: Place, accumulate: int = 1, rank: int = 0, world: int = 1) -> Iterator[Update]:
         """Yield the updates from a position, without end."""
@@ -100,7 +98,8 @@ class Feed:
                     mine.append((number, self.batch(place)))
                     tokens += mine[-1][1].tokens
                 else:  # tokens of another process normalise the loss, too
-                    tokens += sizes[0] if self.stores[0].source else self.batch(place).tokens
+                    all_in_loss = self.stores[0].source and not self.stores[0].loss_mask
+                    tokens += sizes[0] if all_in_loss else self.batch(place).tokens
                 cells += sum(sizes)
                 place = Place(place.epoch, place.batch + 1)
                 if place.batch == len(self.plan(place.epoch)):

@@ -1,15 +1,16 @@
 """Training curves, from metrics.jsonl."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from sightline.runs import read_metrics
 
-def plot(metrics: Path, file: Path) -> None:
+
+def plot(run: Path, file: Path) -> None:
     """Plot loss, scores, learning rate and speed over the steps of a run, as PNG, SVG or PDF."""
-    lines = [json.loads(line) for line in metrics.read_text("utf-8").splitlines()]
+    lines = list(read_metrics(run))
     progress = [line for line in lines if line["event"] == "progress"]
     validations = [line | line["scores"] for line in lines if line["event"] == "validated"]
     scores = sorted({name for line in validations for name in line["scores"]})

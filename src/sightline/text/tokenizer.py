@@ -69,7 +69,7 @@ class Tokenizer:
         used. The same text gives the same vocabulary. `special`: names of more special tokens, which `encode` never
         returns.
         """
-        sample = _sample(lines)
+        sample = sample_lines(lines)
         if not sample:
             raise InputError("The text for learning a vocabulary is empty.")
         letters: set[str] = set()
@@ -385,7 +385,7 @@ def _byte_pairs(path: Path) -> bytes:
     return tokenizer.to_str().encode()
 
 
-def _sample(lines: Iterable[str]) -> list[str]:
+def sample_lines(lines: Iterable[str]) -> list[str]:
     """Return all lines that are not blank, or a uniform sample (reservoir sampling) if they are too many."""
     generator = random.Random(0)  # noqa: S311
     kept: list[str] = []

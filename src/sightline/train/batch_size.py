@@ -8,6 +8,7 @@ from sightline.config import Config
 from sightline.data.batches import Batch
 from sightline.data.feed import Place, Update
 from sightline.model.mask import PackedRows
+from sightline.model.protocol import Inputs
 from sightline.model.transformer import build
 from sightline.train.step import Step
 
@@ -39,7 +40,7 @@ def _peak(config: Config, device: torch.device, tokens: int) -> int:
         step = Step(model, config.train, device, bfloat16=torch.cuda.is_bf16_supported())
         ids = torch.full((tokens // ROW_LENGTH, ROW_LENGTH), 5)
         rows = PackedRows(torch.zeros_like(ids), torch.arange(ROW_LENGTH).expand_as(ids))
-        batch = Batch(ids, rows, ids, ids, rows, tokens)  # a model without an encoder ignores the source
+        batch = Batch(Inputs(ids, ids, rows, rows), ids, tokens)  # a model ignores the side that it does not have
         for number in (1, 2):
             step(Update([(0, batch)], tokens, 2 * tokens, Place(), 0.0), number, 0.0)
     return torch.cuda.max_memory_allocated(device)

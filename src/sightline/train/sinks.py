@@ -1,87 +1,16 @@
-"""Sinks for the events of a run: progress bar, plain lines, `metrics.jsonl`, TensorBoard."""
+"""Sinks for the events of a run: progress bar, plain lines, TensorBoard."""
 
 import importlib
-import json
-import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from sightline.files import not_written, optional_import, write_files
-from sightline.train.events import Event, Finished, Progress, Sink, Started, Validated, Warned
-
-
-def tee(sinks: list[Sink]) -> Sink:
-    """Return one sink that passes events to all of these."""
-
-    def emit(event: Event) -> None:
-        for sink in sinks:
-            sink(event)
-
-    return emit
-
-
-class Metrics:
-    """`metrics.jsonl`: one line for each report, validation and warning, flushed immediately. When a run is resumed,
-    the lines after its last checkpoint are removed, because the run writes them again."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._kept: set[str] = set()
-        self._file: IO[str] | None = None
-
-    def __call__(self, event: Event) -> None:
-        try:
-            if isinstance(event, Started):
-                self._begin(event.step)
-            elif self._file and isinstance(event, Progress | Validated | Warned):
-                line = _line(as_json(event))
-                if line not in self._kept:  # the resumed run repeats the events at the step of the checkpoint
-                    self._file.write(line)
-                    self._file.flush()
-        except OSError as error:
-            raise not_written(self.path, error) from None
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-
-    def _begin(self, step: int) -> None:
-        kept = [_line(line) for line in read_metrics(self.path) if line["step"] <= step] if step else []
-        write_files(self.path.parent, {self.path.name: "".join(kept).encode()})
-        self._kept, self._file = set(kept), self.path.open("a", encoding="utf-8")
-
-
-def as_json(event: Event) -> dict[str, Any]:
-    """Return an event as an object of metrics.jsonl."""
-    values = {name: None if _is_not_finite(value) else value for name, value in event._asdict().items()}
-    return {"event": type(event).__name__.lower(), **values}
-
-
-def _line(values: dict[str, Any]) -> str:
-    """Return one line of JSON, with Unicode line separators escaped."""
-    text = json.dumps(values, ensure_ascii=False)
-    return text.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029") + "\n"
-
-
-def _is_not_finite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the complete lines of a metrics.jsonl; a crash can leave an incomplete one."""
-    if path.exists():
-        for line in path.read_text("utf-8").splitlines():
-            try:
-                yield json.loads(line)
-            except ValueError:
-                return
+from sightline.files import optional_import
+from sightline.runs import Event, Finished, Progress, Started, Validated, Warned
 
 
 class TensorBoard:
@@ -155,7 +84,7 @@ def describe(event: Event, steps: int) -> Iterator[str]:
     if isinstance(event, Started):
         where = f"on {event.processes} x {event.device}" if event.processes > 1 else f"on {event.device}"
         yield (
-            f"{event.parameters:,} parameters, {event.pairs:,} training examples, "
+            f"{event.parameters:,} parameters, {event.examples:,} training examples, "
             f"{event.batch_tokens:,} tokens per batch ({event.filled:.0%} filled), {event.steps:,} steps {where}"
         )
         if event.step:

@@ -1,4 +1,4 @@
-"""Training states on disk: folders `step-<number>`, each complete or absent.
+"""The progress of a run, and training states on disk: folders `step-<number>`, each complete or absent.
 
 A state has `state.json` and `state.safetensors`; the state of a sharded run has one file of tensors per process.
 """
@@ -8,6 +8,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,34 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from sightline.data.feed import Place
 from sightline.errors import CheckpointError
 from sightline.files import draft_folder, not_written, read_json_object, sync_folder, write_files
 
 FORMAT = 2
 """The version of a state's layout; Sightline 0.1 wrote version 1."""
+
+
+@dataclass
+class RunState:
+    """Progress of a run: its state outside of weights and optimizer."""
+
+    step: int = 0
+    place: Place = field(default_factory=Place)
+    epoch: float = 0.0
+    tokens: int = 0
+    best: float | None = None
+    """Best validation result; higher is better."""
+    validations_without_gain: int = 0
+    """Validations since the best one."""
+    averaged: list[tuple[float, int]] = field(default_factory=list)
+    """Result and step of each state in `states/`."""
+    losses: list[float] = field(default_factory=list)
+    """Reported losses, to warn when they do not fall."""
+    validation_due: bool = False
+    """Whether the run stopped before a validation that was due; resuming starts with it."""
+    stopped: int = 0
+    """The signal that stopped the run, or 0."""
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ class Objective(nn.Module):
         twice = self.r_drop > 0 and self.training
         vectors = self.model.hidden((batch.twice() if twice else batch).inputs)
         passes = vectors.chunk(2) if twice else (vectors,)
-        return self.loss(passes, self.model.classifier, batch.target_out, self.smoothing, self.r_drop)
+        return self.loss(passes, self.model.classifier, batch.targets, self.smoothing, self.r_drop)
 
 
 def seed_of(seed: int, step: int, batch: int) -> int:
@@ -68,13 +68,14 @@ class Step:
         bfloat16: bool = False,
         compiled: bool = False,
         graphs: bool = False,
+        objective: Callable[..., nn.Module] = Objective,
     ) -> None:
         self.model, self.config, self.device, self.processes, self.bfloat16 = model, config, device, processes, bfloat16
         self.dropout_seeds = assign_dropout_seeds(model, device) if device.type == "cuda" else None
         if compiled:  # unit by unit: the layers of a stack share one compilation
             for unit in model.compile_units():
                 unit.compile()
-        self.objective = wrap(Objective(model, config.smoothing, config.r_drop, compiled), model.compile_units())
+        self.objective = wrap(objective(model, config.smoothing, config.r_drop, compiled), model.compile_units())
         self.no_sync = getattr(self.objective, "no_sync", contextlib.nullcontext)  # for gradients to accumulate
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.rate = torch.zeros((), device=device)
