@@ -256,7 +256,7 @@ class ModelAbout(Answer):
     """A model of this service."""
 
     name: str
-    task: Literal["translate", "write", "read"]
+    task: Literal["translate", "write", "chat", "read"]
     """Only models that translate answer requests for translations; all can be traced."""
     architecture: str
     parameters: int
