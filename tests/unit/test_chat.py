@@ -1,5 +1,7 @@
 """The chat: replies of encoder-decoder and decoder-only models, streamed or whole, and traces of what was written."""
 
+from itertools import chain
+
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ from support import difference, raises, random_weights
 
 LINES = [text for pair in generate("train", 300) for text in (pair.source, pair.target)]
 VOCABULARIES = {"plain": Tokenizer.train(LINES, 500), "roles": Tokenizer.train(LINES, 500, [*ROLE_TOKENS.values()])}
-STACK = {"layers": 2, "heads": 4, "d_ff": 48}
+STACK = {"layers": 1, "heads": 4, "d_ff": 48}
 POSITIONS = 64
 HISTORIES = [
     ["The dog sleeps."],
@@ -43,7 +45,7 @@ def chat(request, tmp_path_factory):
     config = ModelConfig(architecture=architecture, vocab_size=tokenizer.size, classifier_bias=True, **sizes)
     model = random_weights(sightline.build(config))
     with torch.no_grad():
-        model.classifier.bias[END] += 2.0
+        model.classifier.bias[END] += 1.0
     save_model(model, folder, tokenizer, task="chat")
     engine = sightline.load(folder, device="cpu")
     assert isinstance(engine, Chat)
@@ -70,9 +72,9 @@ def logits(chat, source, target):
 
 @pytest.mark.parametrize("history", HISTORIES, ids=len)
 def test_greedy_replies_take_the_likeliest_token_each_time(chat, history):
-    (found,) = chat.reply(history, max_tokens=12, beams=1)
+    (found,) = chat.reply(history, max_tokens=8, beams=1)
     (source, begin), expected = read(chat, history), []
-    while len(expected) < 12:
+    while len(expected) < 8:
         scores = logits(chat, source, [*begin, *expected])[-1]
         scores[[0, 1, 3]] = -torch.inf
         if (best := int(scores.argmax())) == END:
@@ -81,7 +83,7 @@ def test_greedy_replies_take_the_likeliest_token_each_time(chat, history):
     assert found.ids == expected
     assert found.segments[0].source_ids == (begin if source is None else source)
     assert found.text == chat.tokenizer.decode(expected)
-    assert found.finish_reason == ("length" if len(expected) == 12 else "stop")
+    assert found.finish_reason == ("length" if len(expected) == 8 else "stop")
 
 
 @every_search
@@ -103,12 +105,12 @@ def test_a_trace_of_a_history_has_the_models_own_reply(chat):
     assert chat.trace(HISTORIES[1], max_tokens=7).ids == chat.trace(greedy).ids
 
 
-@pytest.mark.parametrize("options", [{"beams": 1}, {"seed": 3}, {"seed": 4, "temperature": 2.0}], ids=str)
+@pytest.mark.parametrize("options", [{"beams": 1}, {"seed": 4, "temperature": 2.0}], ids=str)
 def test_a_stream_gives_the_same_text(chat, options):
     most = 0
-    for history in HISTORIES:
-        pieces = list(chat.stream(history, max_tokens=20, **options))
-        assert "".join(pieces) == chat.reply(history, max_tokens=20, **options)[0].text
+    for history in HISTORIES[:3]:
+        pieces = list(chat.stream(history, max_tokens=12, **options))
+        assert "".join(pieces) == chat.reply(history, max_tokens=12, **options)[0].text
         most = max(most, len(pieces))
     assert most > 1
 
@@ -123,8 +125,10 @@ def test_the_neighbours_of_a_dialogue_change_nothing(chat, options):
 
 
 def test_samples_are_the_default_and_a_seed_repeats_them(chat):
-    found = chat.reply(HISTORIES[1], n=3, seed=5)
-    assert [one.ids for one in found] == [one.ids for one in chat.reply(HISTORIES[1], 3, sample=True, seed=5)]
+    found = chat.reply(HISTORIES[1], n=3, seed=5, max_tokens=9)
+    assert [one.ids for one in found] == [
+        one.ids for one in chat.reply(HISTORIES[1], 3, sample=True, seed=5, max_tokens=9)
+    ]
     assert [one.ids for one in found] != [one.ids for one in chat.reply(HISTORIES[1], 3, seed=6)]
     assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
 
@@ -136,7 +140,7 @@ def test_a_string_is_one_turn_and_turns_have_roles(chat):
     assert ids("Hello") == ids(["Hello"]) == ids([Turn("user", "Hello")])
     turns = [Turn("system", "Be brief."), *alternating_turns(HISTORIES[1])]
     request, expected = ids(turns), DialogueFormat(chat.tokenizer).encode(turns)
-    assert sum(expected, []) == (request.source or request.given[1:][: sum(map(len, expected))])
+    assert [*chain.from_iterable(expected)] == (request.source or request.given[1:][: sum(map(len, expected))])
 
 
 def test_long_histories_lose_their_oldest_turns(chat):
@@ -173,10 +177,10 @@ def test_each_text_is_encoded_once(chat, monkeypatch):
 
 
 def test_forbidden_words_are_not_in_a_reply(chat):
-    plain = chat.reply(HISTORIES[0], n=20, seed=1, max_tokens=20)
+    plain = chat.reply(HISTORIES[0], n=20, seed=1, max_tokens=9)
     words = [token.strip("▁") for one in plain for token in one.tokens if token.startswith("▁") and token[1:].isalpha()]
     (ids,) = chat.tokenizer.encode([words[0]])
-    for one in chat.reply(HISTORIES[0], n=20, seed=1, max_tokens=20, forbid=[words[0]]):
+    for one in chat.reply(HISTORIES[0], n=20, seed=1, max_tokens=9, forbid=[words[0]]):
         assert all(one.ids[i : i + len(ids)] != ids for i in range(len(one.ids)))
 
 
