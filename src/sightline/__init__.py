@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sightline.config import ModelConfig, SearchConfig
-    from sightline.engine import Completion, LoadOptions, Reader, Translation, Translator, Writer, load
+    from sightline.engine import (
+        Chat,
+        Completion,
+        Filled,
+        LoadOptions,
+        Reader,
+        Reply,
+        Translation,
+        Translator,
+        Writer,
+        load,
+    )
     from sightline.errors import SightlineError
     from sightline.model.mask import PackedRows
     from sightline.model.transformer import build
@@ -20,11 +31,14 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Chat",
     "Completion",
+    "Filled",
     "LoadOptions",
     "ModelConfig",
     "PackedRows",
     "Reader",
+    "Reply",
     "SearchConfig",
     "SightlineError",
     "Translation",
@@ -41,7 +55,11 @@ __all__ = [
 _HOME = {
     **dict.fromkeys(("ModelConfig", "SearchConfig"), "sightline.config"),
     **dict.fromkeys(
-        ("Completion", "LoadOptions", "Reader", "Translation", "Translator", "Writer", "load"), "sightline.engine"
+        (
+            *("Chat", "Completion", "Filled", "LoadOptions", "Reader", "Reply"),
+            *("Translation", "Translator", "Writer", "load"),
+        ),
+        "sightline.engine",
     ),
     **dict.fromkeys(("load_model", "save_model"), "sightline.model_folder"),
     "PackedRows": "sightline.model.mask",

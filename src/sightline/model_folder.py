@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -31,7 +31,7 @@ from sightline.files import cache_folder, read_json_object, write_files
 from sightline.model.transformer import Model, build
 from sightline.text.tokenizer import FILE, SOURCE_FILE, Tokenizer
 
-Task = Literal["translate", "write", "read"]
+Task = Literal["translate", "write", "chat", "read"]
 
 FORMAT = 1
 """The version of the folder's layout. It increases only when older folders can no longer be read."""
@@ -79,7 +79,7 @@ class ModelFolder:
     def task(self) -> Task:
         """The task that the model was trained for."""
         task = self._about.get("task", TASKS[self.config.architecture])
-        if task not in TASKS.values():
+        if task not in get_args(Task):
             raise CheckpointError(f"{self.path / CONFIG}: unknown `task`: {task!r}.", option="task", value=task)
         return task
 

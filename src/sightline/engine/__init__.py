@@ -1,19 +1,37 @@
-"""Engines: the objects that translate, write and read text with a model."""
+"""Engines: the objects that translate, write, chat and read with a model."""
 
 from sightline.engine.base import Engine
+from sightline.engine.chat import Chat
 from sightline.engine.load import LoadOptions, load, load_translator
 from sightline.engine.reader import Reader
-from sightline.engine.results import Alternative, Completion, Plan, Result, Scored, Segment, Translation
+from sightline.engine.results import (
+    Alternative,
+    Candidate,
+    Completion,
+    Filled,
+    MaskedWord,
+    Plan,
+    Reply,
+    Result,
+    Scored,
+    Segment,
+    Translation,
+)
 from sightline.engine.translator import Translator
 from sightline.engine.writer import Writer
 
 __all__ = [
     "Alternative",
+    "Candidate",
+    "Chat",
     "Completion",
     "Engine",
+    "Filled",
     "LoadOptions",
+    "MaskedWord",
     "Plan",
     "Reader",
+    "Reply",
     "Result",
     "Scored",
     "Segment",

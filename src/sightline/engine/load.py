@@ -12,6 +12,7 @@ from sightline.backends.base import Backend
 from sightline.backends.ctranslate2 import CTranslate2Backend
 from sightline.backends.ctranslate2_format import converted_folder
 from sightline.engine.base import Engine
+from sightline.engine.chat import Chat
 from sightline.engine.reader import Reader
 from sightline.engine.translator import Translator
 from sightline.engine.writer import Writer
@@ -47,8 +48,8 @@ CHOICES = {name: get_args(kind) for name, kind in get_type_hints(LoadOptions).it
 
 
 def load(path: str | Path | Sequence[str | Path], options: LoadOptions | None = None, **more: Any) -> Engine:
-    """Load a model by its folder or by the name of a bundled one: a Translator, Writer or Reader, by its task. Several
-    translators of one vocabulary vote. `more`: the options of `LoadOptions` one by one."""
+    """Load a model by its folder or by the name of a bundled one: a Translator, Writer, Chat or Reader, by its task.
+    Several translators of one vocabulary vote. `more`: the options of `LoadOptions` one by one."""
     options = replace(options or LoadOptions(), **more)
     for name, known in CHOICES.items():
         if (value := getattr(options, name)) not in known:
@@ -88,6 +89,10 @@ def _load(folders: Sequence[ModelFolder], device: str, options: LoadOptions) -> 
             backends=_backends(folders, models, tokenizer, device, options),
             batch_tokens=options.batch_tokens,
         )
+    if task == "chat":
+        history_in: Literal["source", "target"]
+        history_in = "source" if folders[0].config.architecture == "encoder-decoder" else "target"
+        return Chat(models, tokenizer, history_in=history_in, batch_tokens=options.batch_tokens)
     engine: type[Writer | Reader] = Writer if task == "write" else Reader
     return engine(models, tokenizer, batch_tokens=options.batch_tokens)
 

@@ -15,6 +15,11 @@ SHOWN = 60
 """Characters of a text that a repr shows."""
 
 
+def shown(text: str) -> str:
+    """Return the beginning of a text for a repr."""
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
 @dataclass(frozen=True)
 class Segment:
     """A part of a text that the model read and answered in one pass: mostly a sentence."""
@@ -57,9 +62,9 @@ class Result:
         return [log_prob for segment in self.segments for log_prob in segment.log_probs]
 
     def __repr__(self) -> str:
-        text = self.text if len(self.text) <= SHOWN else f"{self.text[:SHOWN]}…"
         parts = f", {len(self.segments)} segments" if len(self.segments) > 1 else ""
-        return f"{type(self).__name__}({text!r}, score={self.score:.3f}, {len(self.ids)} tokens{parts}{self._more()})"
+        about = f"score={self.score:.3f}, {len(self.ids)} tokens{parts}{self._more()}"
+        return f"{type(self).__name__}({shown(self.text)!r}, {about})"
 
     def _more(self) -> str:
         return ""
@@ -88,6 +93,52 @@ class Completion(Result):
 
     def _more(self) -> str:
         return f", finish_reason={self.finish_reason!r}"
+
+
+@dataclass(frozen=True, repr=False)
+class Reply(Completion):
+    """A reply in a dialogue: the text of one turn."""
+
+
+class Candidate(NamedTuple):
+    """A token that could be in the place of a mask."""
+
+    token: str
+    """As the vocabulary writes it."""
+    id: int
+    probability: float
+
+
+@dataclass(frozen=True)
+class MaskedWord:
+    """A mask of a text."""
+
+    position: int
+    """The index of the mask in the ids."""
+    candidates: list[Candidate]
+    """The likeliest tokens, the likeliest first."""
+
+
+@dataclass(frozen=True, repr=False)
+class Filled:
+    """A text with its masks filled in."""
+
+    text: str
+    """The text with the likeliest token in the place of each mask."""
+    ids: list[int]
+    """The ids that the model read: the text with its masks, its start and its end."""
+    masks: list[MaskedWord]
+    """In the order of the text. Each mask is predicted on its own, while the others are masks."""
+    tokenizer: Tokenizer = field(compare=False)
+
+    @property
+    def tokens(self) -> list[str]:
+        """Return the ids as sub-words."""
+        return self.tokenizer.pieces(self.ids)
+
+    def __repr__(self) -> str:
+        best = ", ".join(f"{one.token!r} {one.probability:.3f}" for one, *_ in (mask.candidates for mask in self.masks))
+        return f"{type(self).__name__}({shown(self.text)!r}, {best})"
 
 
 class Scored(NamedTuple):

@@ -12,13 +12,13 @@ from typing import TypeVar
 
 import torch
 
-from sightline.engine import Engine, Reader, Translator, Writer
+from sightline.engine import Chat, Engine, Reader, Translator, Writer
 from sightline.errors import InputError, SightlineError
 from sightline.model_folder import ModelFolder, Task, bundled_models
 from sightline.serve.problems import Problem
 
 E = TypeVar("E", bound=Engine)
-TASKS: dict[type[Engine], Task] = {Translator: "translate", Writer: "write", Reader: "read"}
+TASKS: dict[type[Engine], Task] = {Translator: "translate", Writer: "write", Chat: "chat", Reader: "read"}
 log = logging.getLogger("sightline.serve")
 NAMES = {
     "ar": "Arabic", "bg": "Bulgarian", "ca": "Catalan", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek",

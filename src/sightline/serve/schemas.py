@@ -145,12 +145,12 @@ class ScoreAnswer(Answer):
 
 
 class TraceRequest(SearchRequest):
-    """A text to trace through the model."""
+    """A text to trace through the model: for a dialogue model, a turn of the user."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"text": "The animal was too tired."}]})
     text: Text
     target: Text | None = None
-    """Target to trace; default: the model's own translation. Only for models that translate."""
+    """Target to trace; default: the model's own translation or reply. Only for models that translate."""
 
 
 class Tensor(Answer):
@@ -167,7 +167,7 @@ class TraceAnswer(Answer):
     id: str
     model: str
     target: str | None
-    """The traced target; null for a model that does not translate."""
+    """The traced target, a translation or a reply; null for a model that writes neither."""
     parts: int
     """Number of segments (sentences or lines) that are translated separately. If there are several, the target joins
     their translations, while the trace is one pass over the whole text, which might be translated differently."""
@@ -256,7 +256,7 @@ class ModelAbout(Answer):
     """A model of this service."""
 
     name: str
-    task: Literal["translate", "write", "read"]
+    task: Literal["translate", "write", "chat", "read"]
     """Only models that translate answer requests for translations; all can be traced."""
     architecture: str
     parameters: int

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 from starlette.requests import Request
 
 from sightline.config import ServeConfig
-from sightline.engine import Engine, Plan, Translator, Writer
+from sightline.engine import Chat, Engine, Plan, Translator, Writer
 from sightline.serve.models import Models
 from sightline.serve.observe import Metrics
 from sightline.serve.problems import Problem
@@ -18,7 +18,7 @@ from sightline.serve.worker import TURNS, Event, Job, JobResult, Worker
 from sightline.trace.trace import Trace
 
 T = TypeVar("T")
-E = TypeVar("E", Translator, Writer)
+E = TypeVar("E", Translator, Writer, Chat)
 
 
 class Search(NamedTuple, Generic[E, T]):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from sightline.config import ServeConfig
-from sightline.engine import Plan, Translator, Writer
+from sightline.engine import Engine, Plan
 from sightline.errors import SightlineError
 from sightline.search.types import Hypothesis
 from sightline.serve.limits import check_plan
@@ -53,7 +53,7 @@ Call = tuple[Callable[[], Any], Future[Any]]
 class Job:
     """A plan to run, and the callback for its events."""
 
-    engine: Translator | Writer
+    engine: Engine
     make_plan: Callable[[], Plan[Any]]
     """Tokenises the texts. The worker's thread calls it, as it calls `emit`."""
     emit: Callable[[Event], object]

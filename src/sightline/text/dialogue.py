@@ -12,7 +12,7 @@ the turns before a reply, without the oldest if they do not fit. Both architectu
 - A decoder-only model reads START, the history and the role of the reply.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -51,8 +51,9 @@ def alternating_turns(texts: Iterable[str]) -> list[Turn]:
 class DialogueFormat:
     """Encodes and decodes dialogues with one tokenizer; sources need `DialogueFormat(tokenizer.source)`."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, encode: Callable[[Sequence[str]], list[list[int]]] | None = None) -> None:
+        """`encode`: returns the ids of texts, if not the tokenizer; it may know them already."""
+        self._tokenizer, self._encode = tokenizer, encode or tokenizer.encode
         found = {role: tokenizer.token_id(name) for role, name in ROLE_TOKENS.items()}
         self._ids: dict[Role, int] = {role: token for role, token in found.items() if token is not None}
         self._roles = {token: role for role, token in self._ids.items()}
@@ -63,7 +64,7 @@ class DialogueFormat:
 
     def encode(self, turns: Sequence[Turn]) -> list[list[int]]:
         """Return the ids of each turn: its role, its text and END."""
-        texts = self._tokenizer.encode([turn.text for turn in turns])
+        texts = self._encode([turn.text for turn in turns])
         return [[*self.role_ids(turn.role), *ids, END] for turn, ids in zip(turns, texts, strict=True)]
 
     def history(self, turns: Sequence[Turn], limit: int) -> list[int]:

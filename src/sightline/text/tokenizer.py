@@ -10,6 +10,7 @@ import base64
 import io
 import json
 import random
+import re
 import threading
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -32,7 +33,9 @@ HUGGING_FACE_NAMES = (
     ("[UNK]", "<unk>"),
 )
 MASK_NAMES = "[MASK]", "<mask>"
-"""Names of the token that stands for a masked word (BERT, RoBERTa)."""
+"""Names of the token that stands for a masked word (BERT, RoBERTa). In a text, both stand for a mask."""
+MASKS = re.compile("|".join(map(re.escape, MASK_NAMES)))
+BARRIER = "\U0010fffd"  # a character of no language, so that no piece joins it to the text after it
 FILE, SOURCE_FILE = "tokenizer.model", "source-tokenizer.model"
 
 SAMPLE_LINES = 1_000_000
@@ -185,6 +188,35 @@ class Tokenizer:
         """
         found = self._vocabulary.encode_with_spans(list(texts))
         return [(self._to_ids(own), spans) for own, spans in found]
+
+    def encode_masked(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """Return the ids of each text, with `mask_id` for each "[MASK]" or "<mask>" in it, and the places of the masks
+        in the ids.
+
+        The text around a mask has the ids that it has around a word. A space before a mask belongs to the mask.
+        """
+        parts = [MASKS.split(text) for text in texts]
+        parts = [[*(part.rstrip() for part in before), last] for *before, last in parts]
+        firsts = self.encode([first for first, *_ in parts])
+        others = iter(self._encode_inside([part for _, *rest in parts for part in rest]))
+        found = []
+        for first, (_, *rest) in zip(firsts, parts, strict=True):
+            ids, places = [*first], list[int]()
+            for _ in rest:
+                places.append(len(ids))
+                ids += [self.mask_id, *next(others)]
+            found.append((ids, places))
+        return found
+
+    def _encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of texts that follow others. Sentencepiece would begin each of them with a space."""
+        if self.sentencepiece is None:
+            return self.encode(texts)
+        found = self.encode_with_spans([BARRIER + text for text in texts])
+        return [
+            [id for id, (begin, _) in zip(ids, spans, strict=True) if begin >= len(BARRIER)]  # noqa: A001
+            for ids, spans in found
+        ]
 
     def _to_ids(self, own: Sequence[int]) -> list[int]:
         return list(map(self._ids.__getitem__, own))

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 
 from sightline.config import SearchConfig
-from sightline.engine import Engine, Plan, Reader, Translation, Translator
+from sightline.engine import Chat, Engine, Plan, Reader, Reply, Result, Translation, Translator
 from sightline.serve import limits, schemas
 from sightline.serve.problems import MODEL, Problem, responses
 from sightline.serve.routes.shared import Bytes, Row, Serving, row_bytes, search_for, source_ids
-from sightline.serve.service import Service
+from sightline.serve.service import Search, Service
 from sightline.special import END, START
 from sightline.text.tokenizer import with_end
 from sightline.trace.pack import PIECE, pack
@@ -24,9 +24,9 @@ Dtype = Annotated[Literal["f16", "f32"], Query(description="Half or single preci
 async def trace(body: schemas.TraceRequest, request: Request, service: Serving) -> schemas.TraceAnswer:
     """Trace the model and list the recorded tensors. Their values are fetched by the id of the trace."""
     limits.check_texts([body.text, *filter(None, [body.target]), *body.constraints], service.config)
-    limits.search_options(body, service.config)
+    options = limits.search_options(body, service.config)
     name, engine = await service.models.engine(body.model, Engine)
-    result = None
+    result: Result | None = None
     if not isinstance(engine, Translator) and body.target is not None:
         raise Problem("invalid", f"`target` does not apply to {name}, which does not translate. Leave it out.")
     if isinstance(engine, Translator) and body.target is None:
@@ -39,6 +39,14 @@ async def trace(body: schemas.TraceRequest, request: Request, service: Serving) 
             return plan
 
         (result,) = await service.run(request, search._replace(make_plan=make_plan))
+    elif isinstance(engine, Chat):
+
+        def make_reply_plan() -> Plan[list[list[Reply]]]:
+            plan = engine.plan([body.text], options, forbid=body.forbid, log_probs=False)
+            limits.check_tokens(service.config, text=[one.source or one.given for one in plan.requests])
+            return plan
+
+        ((result, *_),) = await service.run(request, Search(name, engine, [body.text], make_reply_plan))
 
     def work() -> schemas.TraceAnswer:
         seen, parts = _trace(service, engine, body, result)
@@ -101,15 +109,16 @@ async def tensor(
     return await service.call(request, stored.engine, work)
 
 
-def _trace(
-    service: Service, engine: Engine, body: schemas.TraceRequest, result: Translation | None
-) -> tuple[Trace, int]:
+def _trace(service: Service, engine: Engine, body: schemas.TraceRequest, result: Result | None) -> tuple[Trace, int]:
     """Trace the ids that were read and written for `result`, or those of the texts in the request. Return the trace and
     the number of segments. Several segments are traced in one pass."""
+    if isinstance(engine, Chat) and isinstance(result, Reply):
+        return engine.trace(result), 1
     if not isinstance(engine, Translator):
-        (ids,) = engine.tokenizer.encode([body.text])
+        reads, tokenizer = isinstance(engine, Reader), engine.tokenizer
+        ids = tokenizer.encode_masked([body.text])[0][0] if reads else tokenizer.encode([body.text])[0]
         limits.check_tokens(service.config, text=[ids])
-        return engine.trace([START, *ids, END] if isinstance(engine, Reader) else [START, *ids]), 1
+        return engine.trace([START, *ids, END] if reads else [START, *ids]), 1
     if result is not None:
         sources, target = [segment.source_ids for segment in result.segments], result.ids
     else:

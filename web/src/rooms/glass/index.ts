@@ -6,7 +6,7 @@ export const glass: Room = {
   name: "glass",
   title: "Glass",
   about: "See every number inside the model",
-  needs: { tasks: ["translate", "write", "read"] },
+  needs: { tasks: ["translate", "write", "chat", "read"] },
   component,
   computedBy: (app) => app.use(GlassStore).trace?.manifest.model,
 };
