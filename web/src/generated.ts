@@ -321,7 +321,7 @@ export interface components {
         ModelAbout: {
             name: string;
             /** @enum {string} */
-            task: "translate" | "write" | "read";
+            task: "translate" | "write" | "chat" | "read";
             architecture: string;
             parameters: number;
             loaded: boolean;
