@@ -5,11 +5,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import BertConfig, BertForMaskedLM
 
 import sightline
-from sightline.data.builtin import riddle
+from serving import serving
+from sightline.config import ModelConfig
+from sightline.data.builtin import generate, riddle
 from sightline.engine import load
+from sightline.interop.hugging_face_files import read_hugging_face
+from sightline.model.transformer import build
+from sightline.model_folder import save_model
+from sightline.text.dialogue import ROLE_TOKENS
+from sightline.text.tokenizer import Tokenizer
 from sightline.trace.pack import read
+from support import random_weights
 
 WEB = Path(__file__).parents[2] / "web"
 TEXT, TARGET = "The animal was too tired.", "Das Tier war zu müde."
@@ -79,6 +88,39 @@ def test_a_model_of_one_stack_is_the_same_scene_with_one_column(visit, folders, 
     links = shown.get_by_role("cell").first
     assert shown.count() == len(best)
     assert abs(number(links.inner_text()) - seen["logits"].values[-1, best[0]].item()) <= 1e-4
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """Dialogue models of both architectures and an imported BERT, with random weights."""
+    folder = tmp_path_factory.mktemp("others")
+    lines = [text for pair in generate("train", 300) for text in (pair.source, pair.target)]
+    tokenizer = Tokenizer.train(lines, 500, [*ROLE_TOKENS.values()])
+    stack = {"layers": 2, "heads": 2, "d_ff": 24}
+    for name in ("encoder-decoder", "decoder-only"):
+        config = {"architecture": name, "vocab_size": tokenizer.size, "d_model": 16}
+        model = build(ModelConfig(**config, encoder=stack, decoder=stack))
+        save_model(random_weights(model), folder / name, tokenizer, task="chat")
+    entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "dog", "sleeps", "."]
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    BertForMaskedLM(BertConfig(vocab_size=len(entries), **size)).save_pretrained(folder / "theirs")
+    (folder / "theirs" / "vocab.txt").write_text("\n".join(entries))
+    bert, vocabulary = read_hugging_face(folder / "theirs")
+    save_model(bert, folder / "bert", vocabulary)
+    return {name: folder / name for name in ("encoder-decoder", "decoder-only", "bert")}
+
+
+def test_dialogue_models_and_an_imported_bert_open(visit, others):
+    with serving(*others.values()) as server:
+        for name, text in {"encoder-decoder": "Hello", "decoder-only": "Hello", "bert": "The [MASK] sleeps."}.items():
+            seen = load(others[name], device="cpu").trace(text)
+            page = visit(url=server.url).go(address(model=name, text=text, target=""))
+            drawn(page)
+            for side, tokens in seen.tokens.items():
+                label = "Output" if side == "target" and "source" in seen.tokens else "Input"
+                words = page.get_by_role("group", name=label).get_by_role("button")
+                assert words.all_inner_texts() == [word.lstrip("▁") or "␣" for word in tokens]
+            assert page.locator(".problem").count() == 0
 
 
 def test_a_stored_trace_is_shown_until_the_model_answers(visit, trace):
