@@ -40,6 +40,7 @@ MEDIUM_FILES = {
     "interop/test_import_marian.py",
     "interop/test_onnx.py",
     "learning/test_reversal.py",
+    "learning/test_tasks.py",
     "serve/test_serve.py",
     "serve/test_worker.py",
     "unit/test_signatures.py",

@@ -90,7 +90,7 @@ def test_preset_is_chosen_by_the_size_of_the_corpus(corpus, tmp_path):
     sets = options("train.steps=1", "train.batch_tokens=512", "data.vocab_size=340", "data.bpe_dropout=0.0")
     done = sightline(tmp_path, "train", "--pairs", corpus / "train.tsv", "--out", out, "--device", "cpu", *sets)
     assert done.returncode == 0, done.stderr
-    assert "120 lines of training text: using preset tiny" in done.stderr
+    assert "120 examples of training text: using preset tiny" in done.stderr
     assert "WARNING: the model has" in done.stderr  # 120 pairs are too few for this preset
     assert any(line["event"] == "warned" and "overfit" in line["text"] for line in metrics(out))
 

@@ -259,3 +259,18 @@ def test_help_loads_nothing_heavy(arguments):
 def test_every_module_can_be_imported():
     for module in pkgutil.walk_packages(sightline.__path__, "sightline."):
         importlib.import_module(module.name)
+
+
+def messages(code: str) -> list[str]:
+    """Return the strings of a module, without its docstrings and annotations."""
+    tree = ast.parse(code)
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    strings = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [str(node.value) for node in strings if id(node) not in documentation]
+
+
+@pytest.mark.parametrize("name", sorted(name for name in MODULES if name.partition(".")[0] != "cli"))
+def test_messages_of_the_library_contain_no_flags(name):
+    """Messages name options; the command line turns them into its flags."""
+    found = [text for text in messages(MODULES[name].read_text("utf-8")) if re.search(r"(?<![\w-])--[a-z]", text)]
+    assert found == []
