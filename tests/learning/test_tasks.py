@@ -36,7 +36,9 @@ def folder(tmp_path):
     write_pairs(tmp_path, train=600, test=20)
     turns = [SENTENCES[i : i + 4] for i in range(0, 240, 4)]
     (tmp_path / "talk.jsonl").write_text("".join(json.dumps({"turns": one}) + "\n" for one in turns))
+    (tmp_path / "dev.jsonl").write_text(json.dumps({"turns": SENTENCES[-4:]}))
     (tmp_path / "text.txt").write_text("\n\n".join(SENTENCES))
+    (tmp_path / "dev.txt").write_text("\n\n".join(SENTENCES[-9:]))
     for name in ("encoder-decoder", "decoder-only", "encoder-only"):
         text = OPTIONS.replace("[model]", f'[model]\narchitecture = "{name}"')
         (tmp_path / f"{name}.toml").write_text(text)
@@ -169,7 +171,7 @@ def test_an_imported_bert_trains_with_its_own_mask(folder, monkeypatch):
     before, after = (load_model(path).encoder.embedding.tokens.weight[mask] for path in (folder / "imported", out))
     assert not torch.equal(before, after)
     engine = sightline.load(out, device="cpu")
-    filled = engine.fill("the [MASK] sleeps .")
+    (filled,) = engine.fill("the [MASK] sleeps .")
     assert mask in engine.trace(filled).ids["source"]
 
 
@@ -194,8 +196,8 @@ READ = {
     "pairs, preset by size": ({"pairs": "train.tsv"}, "dev.tsv", None, ("train.steps=1", "train.batch_tokens=512")),
     "held out": ({"pairs": "train.tsv"}, None, "encoder-decoder", ()),
     "BPE-dropout": ({"pairs": "train.tsv"}, "dev.tsv", "encoder-decoder", ("data.bpe_dropout=0.1", "data.readings=3")),
-    "text": ({"texts": "text.txt"}, "text.txt", "decoder-only", ()),
-    "dialogues": ({"dialogues": "talk.jsonl"}, "talk.jsonl", "encoder-decoder", ()),
+    "text": ({"texts": "text.txt"}, "dev.txt", "decoder-only", ()),
+    "dialogues": ({"dialogues": "talk.jsonl"}, "dev.jsonl", "encoder-decoder", ()),
 }
 
 
@@ -207,14 +209,12 @@ def test_raw_files_are_read_at_most_twice_before_the_first_step(case, folder, mo
     original = corpora.raw_lines
     monkeypatch.setattr(corpora, "raw_lines", lambda path: (read.update([path.name]), original(path))[1])
     trained(folder, architecture, valid, values, sets=sets, **files)
-    own = {name for name in files.values() if name != valid}
-    assert all(read[name] == 2 for name in own)
-    if valid:
-        assert read[valid] == (2 if own else 4)  # validation on the training text reads it as another file
+    named = {*files.values(), *([valid] if valid else [])}
+    assert read == dict.fromkeys(named, 2)
     read.clear()
     (folder / "run").rename(folder / "first")
     trained(folder, architecture, valid, values, sets=sets, **files)
-    assert all(read[name] == 1 for name in own)
+    assert read == dict.fromkeys(named, 1)
 
 
 def test_references_are_the_users_text(folder):
