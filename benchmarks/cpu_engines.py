@@ -29,7 +29,7 @@ from common import alone, keep, side_by_side, where
 from sacrebleu.metrics.bleu import BLEU
 
 from sightline.backends.ctranslate2_format import save_shortlist
-from sightline.config import SearchConfig
+from sightline.config import SearchConfig, ShortlistOptions
 from sightline.data.corpus import Table, read_pairs
 from sightline.engine import load_translator
 from sightline.interop.hugging_face_files import read_hugging_face
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=Path, required=True)
     parser.add_argument("--learn", type=Path, nargs="+", required=True)
     parser.add_argument("--often", type=int, help="tokens that may always come; two fifths of all if left out")
-    parser.add_argument("--likely", type=int, default=200)
+    parser.add_argument("--likely", type=int, default=ShortlistOptions.model_fields["likely"].default)
     parser.add_argument("--sentences", type=int, default=256)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])

@@ -16,12 +16,36 @@ import typer.main
 
 import sightline
 from sightline.cli.main import app
-from sightline.config import Config, ModelConfig, SearchConfig
+from sightline.config import (
+    Config,
+    LoadOptions,
+    ModelConfig,
+    SearchConfig,
+    ServeConfig,
+    ShortlistOptions,
+    TextConstraints,
+)
 from sightline.model.transformer import build
 from sightline.options import Options, option_fields
 from sightline.trace.watch import tracing
 
 TYPES = {bool: "true, false", int: "integer", float: "number", str: "text"}
+OTHERS: list[tuple[str, str, type[Options]]] = [
+    (
+        "Of a search",
+        "Arguments of `engine.translate`, fields of HTTP requests, and `sightline translate --set option=value`.",
+        SearchConfig,
+    ),
+    (
+        "Of texts",
+        "Arguments of `engine.translate` and fields of HTTP requests, next to those of a search.",
+        TextConstraints,
+    ),
+    ("Of loading a model", "Arguments of `sightline.load`, and options of the commands that load models.", LoadOptions),
+    ("Of a shortlist", "Options of `sightline shortlist`.", ShortlistOptions),
+    ("Of the service", "For `sightline serve --set option=value`.", ServeConfig),
+]
+"""Title, use and group of the options outside of runs."""
 NOTE = "<!-- Written by docs/generate.py from the code; edit the code instead. -->\n\n"
 
 
@@ -30,13 +54,16 @@ def config() -> str:
     lines = [
         "# Options\n",
         "Of models and their training; `sightline config explain` prints them, with the values of a preset or a file.",
-        "Options of a [search](#of-a-search) are below, those of the service in its [guide](../guides/serve.md).\n",
+        f"Below: {', '.join(f'[{title[0].lower()}{title[1:]}](#{_anchor(title)})' for title, *_ in OTHERS)}.\n",
         *_options(Config),
-        "\n## Of a search\n",
-        "For `sightline translate --set option=value`, and as arguments of `engine.translate` (there it is `beam`).\n",
-        *_options(SearchConfig),
     ]
+    for title, text, group in OTHERS:
+        lines += [f"\n## {title}\n", f"{text}\n", *_options(group)]
     return "\n".join(lines) + "\n"
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
 
 
 def _options(group: type[Options]) -> Iterator[str]:
@@ -87,14 +114,13 @@ def cli() -> str:
 
 def _parameter(command: Any, parameter: Any) -> str:
     """The row of an argument or an option."""
-    called = command.callback
-    default = inspect.signature(called).parameters[parameter.name].default
-    kind = get_type_hints(called)[parameter.name]
+    kind = get_type_hints(command.callback)[parameter.name]
     choices = get_args(kind) if get_origin(kind) is Literal else ()
+    flag = parameter.opts[0] if parameter.secondary_opts else ""
     names = [parameter.name.upper()] if parameter.param_type_name == "argument" else parameter.opts
     return _row(
         ", ".join(f"`{name}`" for name in (*names, *parameter.secondary_opts)),
-        "required" if parameter.required else _default(default, parameter.opts[0] if parameter.secondary_opts else ""),
+        "required" if parameter.required else _default(parameter.default, flag),
         " ".join([*(getattr(parameter, "help", None) or "").split(), *_choices(choices)]),
     )
 

@@ -11,6 +11,9 @@ from sightline.options import ConflictError, Options, load_options
 Size = Annotated[int, Field(gt=0, lt=10**9, strict=True)]
 Rate = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
+BackendName = Literal["auto", "torch", "ctranslate2"]
+PrecisionName = Literal["auto", "float32", "bfloat16", "int8"]
+RerankName = Literal["none", "mbr-chrf"]
 
 
 class PositionsConfig(Options):
@@ -73,7 +76,7 @@ class ModelConfig(Options):
     norm_epsilon: Annotated[float, Field(gt=0, strict=True)] = 1e-5
     """Added to the variance in layer normalisation."""
     final_norm: Flag | None = None
-    """Normalise the output of each stack. Default: only with norm = "pre"."""
+    """Normalise the output of each stack. Default: only with `norm` = pre."""
     scale_embedding: Flag = True
     """Multiply embeddings by the square root of d_model (§3.4)."""
     embedding_norm: Flag = False
@@ -149,7 +152,7 @@ class DataConfig(Options):
     """Probability of skipping a merge, so that words are split in different ways (BPE-dropout, Provilkov et al., 2020,
     arXiv:1910.13267). Helps small corpora."""
     readings: Size = 8
-    """With bpe_dropout: number of prepared versions of the corpus; epochs alternate between them."""
+    """With `bpe_dropout`: number of prepared versions of the corpus; epochs alternate between them."""
 
 
 class TrainConfig(Options):
@@ -172,7 +175,7 @@ class TrainConfig(Options):
     """adam: the paper's; adamw: with decoupled weight decay; muon: orthogonal updates for matrices, adamw for other
     parameters."""
     learning_rate: Annotated[float, Field(gt=0)] = 1.0
-    """Peak learning rate; a factor (1 in the paper) with schedule = "noam"."""
+    """Peak learning rate; a factor (1 in the paper) with `schedule` = noam."""
     schedule: Literal["noam", "inverse-sqrt", "cosine", "linear", "constant"] = "noam"
     """Learning rate schedule after the warm-up; noam is the paper's equation 3."""
     warmup: Annotated[int, Field(ge=0, lt=10**9, strict=True)] = 4000
@@ -218,7 +221,7 @@ class TrainConfig(Options):
     """Stop after this many validations without improvement; 0: never."""
     best_by: Literal["loss", "bleu", "chrf"] = "bleu"
     """Metric that selects the best state. Models that do not translate use the loss."""
-    beam: Size = 1
+    beams: Size = 1
     """Beam size in validation."""
 
 
@@ -226,48 +229,48 @@ class SearchConfig(Options):
     """Decoding. The default is the paper's (§6.1): four beams."""
 
     beams: Annotated[int, Field(ge=1, le=1000, strict=True)] = 4
-    """Beam size; 1 is greedy search. With sample: number of samples."""
+    """Beam size; 1 is greedy search. With `sample`: number of samples."""
     nbest: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
-    """Number of answers to return, best first. Needs at least as many beams."""
+    """Number of answers to each text, best first."""
     length_penalty: Annotated[float, Field(ge=0, le=10)] = 1.0
-    """α of the score log P(y|x) / |y|^α, where |y| counts the end token. 0: the log-probability, which prefers short
-    answers; 1: the mean over tokens; above 1: prefers long answers."""
+    """α of the score log P(y|x) / |y|^α, where |y| counts the end token. 0 prefers short answers, 1 scores by the mean
+    over tokens, more prefers long answers."""
     coverage_penalty: Annotated[float, Field(ge=0, le=10)] = 0.0
     """β of Wu et al. (2016, arXiv:1609.08144), equation 14: β · Σ log min(1, attention to a source token) is added to
     the score, so that less of the source is left untranslated. The attention is the mean over the heads of the last
     decoder layer."""
     stop: Literal["full", "best"] = "full"
-    """When the search of a sentence ends. full: beams × patience hypotheses are finished. best: no unfinished
+    """When the search of a sentence ends. full: `beams` × `patience` hypotheses are finished. best: no unfinished
     hypothesis can reach a better score than the answers; slower."""
     patience: Annotated[float, Field(ge=1, le=100)] = 2.0
-    """With stop = full: finished hypotheses per beam (Kasai et al., 2022, arXiv:2204.05424). With 1, a search often
+    """With `stop` = full: finished hypotheses per beam (Kasai et al., 2022, arXiv:2204.05424). With 1, a search often
     ends before its best answer is finished. Greedy search ends with its first answer."""
     min_ratio: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Least number of new tokens, relative to the source."""
     max_ratio: Annotated[float, Field(gt=0, le=100)] = 2.0
-    """Most new tokens, relative to the source, before max_extra is added."""
+    """Most new tokens, relative to the source, before `max_extra` is added."""
     max_extra: Annotated[int, Field(ge=0, le=10**6, strict=True)] = 10
-    """Added to the most new tokens that max_ratio allows."""
+    """Added to the most new tokens that `max_ratio` allows."""
     groups: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
     """Groups of diverse beam search (Vijayakumar et al., 2018, arXiv:1610.02424); each is penalised for tokens of the
     groups before it."""
     diversity: Annotated[float, Field(ge=0, le=100)] = 0.5
-    """With groups: penalty of a token for each earlier group that chose it in the same step."""
+    """With `groups`: penalty of a token for each earlier group that chose it in the same step."""
     sample: Flag = False
-    """Sample each token from the model's distribution instead of searching."""
+    """Sample tokens from the model's distribution instead of searching."""
     temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Sampling temperature; lower is more conservative."""
     top_k: Annotated[int, Field(ge=0, lt=10**9, strict=True)] = 0
     """Sample from the k most likely tokens; 0 disables the limit."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the most likely tokens with this total probability."""
+    """Sample from the most likely tokens whose probabilities add up to this."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Sample from tokens with at least this probability relative to the most likely token."""
     seed: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 1
     """Sampling seed. The same seed gives the same samples for a sentence, in any batch."""
-    rerank: Literal["none", "mbr-chrf"] = "none"
-    """Order of samples. none: by score; mbr-chrf: by mean chrF against all other samples (minimum Bayes risk; Eikema
-    and Aziz, 2020, arXiv:2005.10283), which needs some dozens of samples."""
+    rerank: RerankName = "none"
+    """Order of samples. none: best score first. mbr-chrf: most similar to the other samples first (minimum Bayes risk
+    by chrF; Eikema and Aziz, 2020, arXiv:2005.10283). Needs some dozens of samples."""
 
     def max_finished(self, beams: int) -> int:
         """Return the number of finished hypotheses that ends the search of a sentence, with stop = full."""
@@ -284,6 +287,46 @@ class SearchConfig(Options):
         if self.rerank != "none" and not self.sample:
             raise ConflictError("rerank", self.rerank, f"= {self.rerank!r} needs samples. Set `sample` = true.")
         return self
+
+
+class TextConstraints(Options):
+    """Texts that answers must or must not contain."""
+
+    prefix: str = ""
+    """Required beginning of the answer."""
+    forbid: tuple[str, ...] = ()
+    """Words that the answer must not contain."""
+    require: tuple[str, ...] = ()
+    """Words that the answer must contain."""
+
+
+class LoadOptions(Options):
+    """Options of loading a model: where and how it computes."""
+
+    device: str = "auto"
+    """Device: cpu, cuda, cuda:1 or mps. auto: the GPU if there is one, else the CPU."""
+    backend: BackendName = "auto"
+    """Library that computes translations. auto: CTranslate2 on a CPU, if it is installed and gives the same answers;
+    else torch."""
+    precision: PrecisionName = "auto"
+    """Precision of the computation. auto: float32, in which all backends give the same answers. bfloat16 (on a GPU) and
+    int8 (with CTranslate2) are faster, but change some answers."""
+    shortlist: Flag = False
+    """Choose only from the tokens in the model's shortlist, which `sightline shortlist` writes. Faster, but some words
+    are never found. Answers with a required beginning or forbidden words may have any token."""
+    threads: Size | None = None
+    """Threads of CTranslate2. Default: as many as torch has."""
+    batch_tokens: Size | None = None
+    """Tokens of a batch; those of a source count once per beam. Default: by the free memory of the GPU."""
+
+
+class ShortlistOptions(Options):
+    """Options of learning a shortlist."""
+
+    often: Size | None = None
+    """Number of frequent tokens that are always allowed. Default: two fifths of the vocabulary."""
+    likely: Size = 200
+    """Number of target tokens that each source token allows, most probable first."""
 
 
 class ServeConfig(Options):
@@ -334,7 +377,7 @@ class ServeConfig(Options):
     trace_memory: Annotated[float, Field(gt=0)] = 0.5
     """Memory budget for traces in GiB; the oldest are deleted first."""
     origins: tuple[str, ...] = ()
-    """Allowed origins of other web pages (CORS): https://example.org. Default: none."""
+    """Web page that may send requests (CORS), such as https://example.org."""
 
 
 class Config(Options):

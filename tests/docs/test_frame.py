@@ -218,7 +218,10 @@ def test_importing_the_package_does_not_import_torch():
 
 
 SMALLEST = """
-import sys, typer
+import sys, tomllib, typer
+from pydantic import BaseModel
+class Options(BaseModel):
+    name: str = ""
 app = typer.Typer()
 @app.callback()
 def main(version: bool = typer.Option(False, "--version")) -> None: pass
@@ -227,8 +230,8 @@ def demo() -> None: pass
 sys.argv = ["app", "demo", "--help"]
 app()
 """
-"""The smallest program of the same kind: one command, and an option before it."""
-LIGHT = {"cli", "errors", "files", "special", "options"}
+"""The smallest program of the same kind: a declared option, one command, and an option before it."""
+LIGHT = {"cli", "config", "errors", "files", "special", "options"}
 """The only parts of the package that `--help` needs."""
 
 

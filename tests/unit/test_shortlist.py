@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sightline.data.builtin import generate
-from sightline.errors import InputError
+from sightline.errors import ConfigError, InputError
 from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text import shortlist
 from sightline.text.shortlist import learn
@@ -96,5 +96,5 @@ def test_empty_sides_and_no_pairs(tokenizer):
     for pairs in ([], [([], [one]), ([one], [])]):
         with raises(InputError, match="no pairs"):
             learn(pairs, tokenizer)
-    with raises(InputError, option="often", value=0):
+    with raises(ConfigError, option="often", value=0):
         learn([([one], [other])], tokenizer, often=0)

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from sightline.backends.ctranslate2_format import save_shortlist
 from sightline.bulk.lines import Report, answer_lines, count_done, only_writer, read_texts
@@ -35,10 +36,9 @@ def read_windows(corpora: Iterable[Corpus]) -> Iterator[tuple[int, tuple[str, ..
         yield first, sources, targets
 
 
-def learn_shortlist(
-    model: str | Path, corpora: Iterable[Corpus], *, often: int | None = None, likely: int = 200
-) -> tuple[Path, Shortlist]:
-    """Learn a shortlist from pairs and store it with the model; return its file and the shortlist."""
+def learn_shortlist(model: str | Path, corpora: Iterable[Corpus], **options: Any) -> tuple[Path, Shortlist]:
+    """Learn a shortlist from pairs and store it with the model; return its file and the shortlist. `options`: those of
+    `ShortlistOptions`."""
     folder = ModelFolder(model)
     tokenizer = folder.load_tokenizer()
 
@@ -46,7 +46,7 @@ def learn_shortlist(
         for _, sources, targets in read_windows(corpora):
             yield from zip(tokenizer.source.encode(sources), tokenizer.encode(targets), strict=True)
 
-    found = learn(tokenised(), tokenizer, often=often, likely=likely)
+    found = learn(tokenised(), tokenizer, **options)
     save_shortlist(found, tokenizer, folder.cache)
     return folder.cache / SHORTLIST, found
 

@@ -6,22 +6,27 @@ from typing import Annotated
 from typer import Argument, Option, echo
 
 from sightline.cli.console import bulk_progress
-from sightline.cli.parameters import Backend, Device, Plain, Precision, Resume, Sample, Seed, Temperature, TopK
+from sightline.cli.parameters import Plain, Resume, option
+from sightline.config import BackendName, LoadOptions, PrecisionName, SearchConfig
 from sightline.errors import InputError
+
+BEAMS = SearchConfig.model_fields["beams"].default
 
 
 def back_translate(
     model: Annotated[str, Argument(help="Folder or name of a model that translates from the language of --text.")],
     text: Annotated[list[Path], Option(help="Text in the target language, one sentence per line; may be repeated.")],
     out: Annotated[Path, Option(help="Output as .tsv: machine-translated source, tab, line of --text.")],
-    beams: Annotated[int | None, Option("--beams", "-b", help="Beam size; default 4, with --sample 1.")] = None,
-    sample: Sample = False,
-    temperature: Temperature = 1.0,
-    top_k: TopK = 0,
-    seed: Seed = 1,
-    backend: Backend = "auto",
-    precision: Precision = "auto",
-    device: Device = "auto",
+    beams: int | None = option(
+        SearchConfig, "beams", "-b", default=None, help=f"Beam size. Default: {BEAMS}, or 1 with `sample`."
+    ),
+    sample: bool = option(SearchConfig, "sample"),
+    temperature: float = option(SearchConfig, "temperature"),
+    top_k: int = option(SearchConfig, "top_k"),
+    seed: int = option(SearchConfig, "seed"),
+    backend: BackendName = option(LoadOptions, "backend"),
+    precision: PrecisionName = option(LoadOptions, "precision"),
+    device: str = option(LoadOptions, "device"),
     resume: Resume = False,
     plain: Plain = False,
 ) -> None:
@@ -29,11 +34,10 @@ def back_translate(
     that the training target is real text."""
     from sightline.bulk.lines import check_files
     from sightline.bulk.pairs import write_pairs
-    from sightline.config import SearchConfig
     from sightline.engine import load_translator
 
     if beams is None:
-        beams = 1 if sample else 4
+        beams = 1 if sample else BEAMS
     options = SearchConfig(beams=beams, sample=sample, temperature=temperature, top_k=top_k, seed=seed)
     if out.suffix != ".tsv":
         raise InputError.of("out", out, f"must be a .tsv file, got {out}.")

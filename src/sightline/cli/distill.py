@@ -2,12 +2,13 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
 from sightline.cli.console import bulk_progress, run_training
-from sightline.cli.parameters import Backend, Beams, Config, Device, Plain, Precision, Resume, Set, Strings, weighted
+from sightline.cli.parameters import Config, Plain, Resume, Set, Strings, option, weighted
+from sightline.config import BackendName, LoadOptions, PrecisionName, SearchConfig
 from sightline.errors import InputError
 
 
@@ -25,17 +26,16 @@ def distill(
     preset: Annotated[str, Option(help="Preset of the student.")] = "fast",
     config: Config = None,
     set: Set = None,
-    beams: Beams = 4,
-    backend: Backend = "auto",
-    precision: Precision = "auto",
-    device: Device = "auto",
+    beams: int = option(SearchConfig, "beams", "-b"),
+    backend: BackendName = option(LoadOptions, "backend"),
+    precision: PrecisionName = option(LoadOptions, "precision"),
+    device: str = option(LoadOptions, "device"),
     resume: Resume = False,
     plain: Plain = False,
 ) -> None:
     """Distil a model: the teacher translates text, and a student of any preset is trained on these translations, which
     are easier to learn from than human ones."""
     from sightline.bulk.distill import translate_for_student
-    from sightline.engine import LoadOptions
     from sightline.train.run import RunOptions, TextFiles
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -46,7 +46,7 @@ def distill(
         )
     inputs = TextFiles(pairs=weighted(pairs)), TextFiles(pairs=weighted(valid))
     student = RunOptions(out, *inputs, preset, config, set or [], device=device, resume=resume)
-    load: dict[str, Any] = {"backend": backend, "precision": precision, "device": device}
+    load = LoadOptions(backend=backend, precision=precision, device=device)
     with bulk_progress(out, plain=plain) as report:
-        student = translate_for_student(teacher, source, student, LoadOptions(**load), beams=beams, report=report)
+        student = translate_for_student(teacher, source, student, load, beams=beams, report=report)
     run_training(student, plain=plain)

@@ -58,7 +58,13 @@ def with_flags(message: str, parameters: Iterable[Any]) -> str:
 
 
 class Command(TyperCommand):
-    """A command that reports a `SightlineError` as one sentence and exits with 2."""
+    """A command that names options by their flags, and reports a `SightlineError` as one sentence and exits with 2."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        parameters: list[Any] = self.params
+        for parameter in parameters:
+            parameter.help = with_flags(parameter.help or "", parameters)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""

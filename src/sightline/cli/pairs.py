@@ -7,7 +7,8 @@ from typing import Annotated
 from typer import Argument, Option, echo
 
 from sightline.cli.console import log
-from sightline.cli.parameters import Device, Model, Source, Strings, Target, check_as_many
+from sightline.cli.parameters import Model, Source, Strings, Target, check_as_many, option
+from sightline.config import LoadOptions, ShortlistOptions
 from sightline.errors import InputError
 
 
@@ -16,7 +17,7 @@ def score(
     source: Source,
     target: Target,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per line, with every token.")] = False,
-    device: Device = "auto",
+    device: str = option(LoadOptions, "device"),
 ) -> None:
     """Print the log-probability of each pair, and the perplexity of all pairs to standard error."""
     import math
@@ -42,7 +43,7 @@ def align(
     choose: Annotated[
         bool, Option("--choose", help="Choose heads by --gold, and store the choice with the model.")
     ] = False,
-    device: Device = "auto",
+    device: str = option(LoadOptions, "device"),
 ) -> None:
     """Print the links of each pair as 0-0 1-2 (source word and target word, counted from 0), by the attention of the
     model. With --gold, also print the error rate of all pairs to standard error."""
@@ -81,11 +82,8 @@ def shortlist(
     source: Annotated[Strings, Option(help="Source text, one sentence per line; may be repeated.")] = None,
     target: Annotated[Strings, Option(help="Its translation, one file for each --source.")] = None,
     pairs: Annotated[Strings, Option(help="Pairs: .tsv (source, tab, target) or .jsonl; may be repeated.")] = None,
-    often: Annotated[
-        int | None,
-        Option(help="Number of frequent tokens that are always allowed; default two fifths of the vocabulary."),
-    ] = None,
-    likely: Annotated[int, Option(help="Number of likely target tokens that each source token allows.")] = 200,
+    often: int | None = option(ShortlistOptions, "often"),
+    likely: int = option(ShortlistOptions, "likely"),
 ) -> None:
     """Learn from pairs, preferably those of the training, which tokens a translation may need. With --shortlist,
     translate and evaluate search only among these."""

@@ -1,32 +1,31 @@
-"""Parameters that several commands have, and the files that they name. They are called as in the library, so that a
-message of the library that names an option fits."""
+"""Parameters of commands: those that `sightline.config` declares, and those that several commands share.
+
+They have their names in the library, so that a message of the library that names an option fits.
+"""
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from sightline.errors import InputError
+from sightline.options import Options
 
 Strings = list[str] | None
 
+
+def option(group: type[Options], name: str, *flags: str, **more: Any) -> Any:
+    """Return the parameter of a command for a declared option: its default and its help text, or `default` and `help`.
+    `flags`: a short flag in addition to --name, or a long one in its place."""
+    field = group.model_fields[name]
+    default, several = more.pop("default", field.default), isinstance(field.default, tuple)
+    text = more.pop("help", field.description) + " May be repeated." * several
+    names = flags if any(flag.startswith("--") for flag in flags) else (f"--{name.replace('_', '-')}", *flags)
+    return Option(list(default) if several else default, *names, help=text)
+
+
 Model = Annotated[str, Argument(help="Folder or name of a model.")]
-Device = Annotated[str, Option(help="cpu, cuda, cuda:1 or mps; auto chooses the fastest.")]
-Backend = Annotated[str, Option(help="Search backend: auto, torch or ctranslate2.")]
-Precision = Annotated[
-    str, Option(help="auto, float32, int8 (CPU) or bfloat16 (GPU). The last two are faster and round.")
-]
-Shortlist = Annotated[
-    bool, Option("--shortlist", help="Search among fewer tokens, with the file of `sightline shortlist`.")
-]
-
-Beams = Annotated[int, Option("--beams", "-b", help="Beam size; 1 is greedy search.")]
-Sample = Annotated[bool, Option("--sample", help="Sample tokens from the model's distribution.")]
-Temperature = Annotated[float, Option(help="Sampling temperature; lower is more conservative.")]
-TopK = Annotated[int, Option(help="Sample from the k most likely tokens; 0 disables the limit.")]
-Seed = Annotated[int, Option(help="Random seed of sampling.")]
-
 Source = Annotated[Path, Option(help="Source text, one sentence per line.")]
 Target = Annotated[Path, Option(help="Its translation, line by line.")]
 Resume = Annotated[bool, Option("--resume", help="Continue the work in --out.")]

@@ -3,14 +3,12 @@
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Option, echo
 
-from sightline.cli.parameters import Backend, Device, Precision, Strings
-
-if TYPE_CHECKING:
-    from sightline.config import ServeConfig
+from sightline.cli.parameters import Strings, option
+from sightline.config import BackendName, LoadOptions, PrecisionName, ServeConfig
 
 Log = Literal["auto", "json", "plain"]
 
@@ -24,16 +22,11 @@ def serve(
     keys: Annotated[
         Path | None, Option(help="File of API keys, one line NAME KEY per client; without it, access is open.")
     ] = None,
-    origins: Annotated[
-        Strings,
-        Option(
-            "--allow-origin", help="Origin of a web page that may send requests: https://example.org; may be repeated."
-        ),
-    ] = None,
+    origins: list[str] = option(ServeConfig, "origins", "--allow-origin"),
     set: Annotated[Strings, Option(help="Option of the service, as option=value.")] = None,
-    backend: Backend = "auto",
-    precision: Precision = "auto",
-    device: Device = "auto",
+    backend: BackendName = option(LoadOptions, "backend"),
+    precision: PrecisionName = option(LoadOptions, "precision"),
+    device: str = option(LoadOptions, "device"),
     log: Annotated[Log, Option(help="Format of the log; auto is plain in a terminal and json otherwise.")] = "auto",
     open_page: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
@@ -43,10 +36,9 @@ def serve(
     can be traced. SIGHUP reloads the models from their folders; SIGTERM and Ctrl-C stop the service after the requests
     in progress.
     """
-    from sightline.config import ServeConfig
     from sightline.options import load_options
 
-    config = load_options(ServeConfig, {"origins": tuple(origins)} if origins else {}, sets=set or [])
+    config = load_options(ServeConfig, {"origins": tuple(origins)}, sets=set or [])
     load = {"backend": backend, "precision": precision, "device": device}
     run_service(models, host, port, config, keys=keys, log=log, open_page=open_page, **load)
 
@@ -55,7 +47,7 @@ def run_service(
     models: list[str] | None,
     host: str,
     port: int,
-    config: "ServeConfig",
+    config: ServeConfig,
     *,
     keys: Path | None = None,
     log: Log = "auto",

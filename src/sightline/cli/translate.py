@@ -4,12 +4,13 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from sightline.cli import parameters as shared
 from sightline.cli.console import bulk_progress
+from sightline.cli.parameters import Model, Resume, Strings, option
+from sightline.config import BackendName, LoadOptions, PrecisionName, RerankName, SearchConfig, TextConstraints
 
 if TYPE_CHECKING:
     from sightline.engine import Plan, Translation
@@ -19,42 +20,36 @@ FIELDS = ("text", "score", "tokens", "log_probs")
 
 
 def translate(
-    model: shared.Model,
+    model: Model,
     file: Annotated[str, Argument(help="Text to translate, plain or compressed; - is standard input.")] = "-",
     out: Annotated[Path | None, Option(help="Write to this file instead of standard output.")] = None,
-    resume: shared.Resume = False,
-    beams: shared.Beams = 4,
-    nbest: Annotated[int, Option(help="Number of answers per line, written as NUMBER ||| TEXT ||| SCORE.")] = 1,
-    length_penalty: Annotated[
-        float, Option(help="Exponent of the length in the score; 0 prefers short answers.")
-    ] = 1.0,
-    sample: shared.Sample = False,
-    temperature: shared.Temperature = 1.0,
-    top_k: shared.TopK = 0,
-    top_p: Annotated[float, Option(help="Sample from the most likely tokens whose probabilities add up to p.")] = 1.0,
-    seed: shared.Seed = 1,
-    rerank: Annotated[
-        Literal["none", "mbr-chrf"],
-        Option(help="mbr-chrf: sample --beams answers, and return the one most similar to the others."),
-    ] = "none",
-    prefix: Annotated[str, Option(help="Required beginning of every answer.")] = "",
-    forbid: Annotated[shared.Strings, Option(help="A word that answers must not contain; may be repeated.")] = None,
-    require: Annotated[shared.Strings, Option(help="A word that every answer must contain; may be repeated.")] = None,
-    set: Annotated[shared.Strings, Option(help="Another option of the search, as option=value.")] = None,
-    vote: Annotated[shared.Strings, Option("--with", help="Another model of an ensemble; may be repeated.")] = None,
+    resume: Resume = False,
+    beams: int = option(SearchConfig, "beams", "-b"),
+    nbest: int = option(SearchConfig, "nbest"),
+    length_penalty: float = option(SearchConfig, "length_penalty"),
+    sample: bool = option(SearchConfig, "sample"),
+    temperature: float = option(SearchConfig, "temperature"),
+    top_k: int = option(SearchConfig, "top_k"),
+    top_p: float = option(SearchConfig, "top_p"),
+    seed: int = option(SearchConfig, "seed"),
+    rerank: RerankName = option(SearchConfig, "rerank"),
+    prefix: str = option(TextConstraints, "prefix"),
+    forbid: list[str] = option(TextConstraints, "forbid"),
+    require: list[str] = option(TextConstraints, "require"),
+    set: Annotated[Strings, Option(help="Another option of the search, as option=value.")] = None,
+    vote: Annotated[Strings, Option("--with", help="Another model of an ensemble; may be repeated.")] = None,
     align: Annotated[
         bool,
         Option("--align", help="Add the word alignment, as TEXT ||| 0-0 1-2: source-target, counted from 0."),
     ] = False,
     as_json: Annotated[bool, Option("--json", help="Write a JSON object per line: text, score, tokens, ...")] = False,
-    backend: shared.Backend = "auto",
-    precision: shared.Precision = "auto",
-    shortlist: shared.Shortlist = False,
-    device: shared.Device = "auto",
+    backend: BackendName = option(LoadOptions, "backend"),
+    precision: PrecisionName = option(LoadOptions, "precision"),
+    shortlist: bool = option(LoadOptions, "shortlist"),
+    device: str = option(LoadOptions, "device"),
 ) -> None:
     """Translate text line by line. Lines of standard input are answered as they arrive."""
     from sightline.bulk.lines import answer_lines, check_files, count_done, only_writer
-    from sightline.config import SearchConfig
     from sightline.engine import load_translator
     from sightline.options import load_options
 
@@ -68,7 +63,7 @@ def translate(
         [model, *(vote or [])], backend=backend, precision=precision, shortlist=shortlist, device=device
     )
     several = options.nbest > 1 and not as_json
-    constraints: dict[str, Any] = {"prefix": prefix, "forbid": forbid or [], "require": require or []}
+    constraints: dict[str, Any] = {"prefix": prefix, "forbid": forbid, "require": require}
 
     def plan(texts: list[str]) -> "Plan[list[Translation]]":
         return translator.plan(texts, options, **constraints, align=align, log_probs=as_json)

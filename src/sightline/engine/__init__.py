@@ -1,8 +1,9 @@
 """Engines: the objects that translate, write, chat and read with a model."""
 
+from sightline.config import LoadOptions
 from sightline.engine.base import Engine
 from sightline.engine.chat import Chat
-from sightline.engine.load import LoadOptions, load, load_translator
+from sightline.engine.load import load, load_translator
 from sightline.engine.reader import Reader
 from sightline.engine.results import (
     Alternative,

@@ -1,9 +1,8 @@
 """Loading an engine by the task of its model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import nn
@@ -11,6 +10,7 @@ from torch import nn
 from sightline.backends.base import Backend
 from sightline.backends.ctranslate2 import CTranslate2Backend
 from sightline.backends.ctranslate2_format import converted_folder
+from sightline.config import LoadOptions
 from sightline.engine.base import Engine
 from sightline.engine.chat import Chat
 from sightline.engine.reader import Reader
@@ -24,36 +24,10 @@ from sightline.search.driver import BATCH_TOKENS
 from sightline.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class LoadOptions:
-    """How a model is loaded."""
-
-    device: str = "auto"
-    """cpu, cuda, cuda:1, mps; auto: a GPU if there is one."""
-    backend: Literal["auto", "torch", "ctranslate2"] = "auto"
-    """What computes searches. auto: on a CPU, CTranslate2 if it is installed and gives the same answers; else torch."""
-    precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
-    """auto: float32, in which both backends give the same answers, whatever the neighbours of a sentence. bfloat16 (on
-    a GPU) and int8 (with CTranslate2; other work is then in float32) are faster and round, so some answers differ."""
-    shortlist: bool = False
-    """Search among the tokens of the shortlist that is stored with the model: faster, but other tokens are not found.
-    Answers with a prefix or forbidden words may have any token."""
-    threads: int | None = None
-    """Of CTranslate2; by default as many as torch has."""
-    batch_tokens: int | None = None
-    """Positions of a batch, those of a source counted once for each beam; by default by the free memory of a GPU."""
-
-
-CHOICES = {name: get_args(kind) for name, kind in get_type_hints(LoadOptions).items() if get_origin(kind) is Literal}
-
-
 def load(path: str | Path | Sequence[str | Path], options: LoadOptions | None = None, **more: Any) -> Engine:
     """Load a model by its folder or by the name of a bundled one: a Translator, Writer, Chat or Reader, by its task.
     Several translators of one vocabulary vote. `more`: the options of `LoadOptions` one by one."""
-    options = replace(options or LoadOptions(), **more)
-    for name, known in CHOICES.items():
-        if (value := getattr(options, name)) not in known:
-            raise InputError.of(name, value, f"must be one of {', '.join(known)}, got {value!r}.")
+    options = LoadOptions(**{**dict(options or LoadOptions()), **more})
     folders = [ModelFolder(each) for each in ([path] if isinstance(path, str | Path) else path)]
     if not folders:
         raise InputError.of("path", path, "names no model.")
@@ -62,7 +36,7 @@ def load(path: str | Path | Sequence[str | Path], options: LoadOptions | None = 
         # OpenMP keeps the threads that load a model, and threads no longer spin if there are more than processors.
         torch.set_num_threads(1)
     try:
-        return _load(folders, device, replace(options, threads=options.threads or threads))
+        return _load(folders, device, options.model_copy(update={"threads": options.threads or threads}))
     finally:
         torch.set_num_threads(threads)
 

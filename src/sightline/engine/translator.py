@@ -64,7 +64,6 @@ class Translator(Engine):
         self,
         texts: str | Sequence[str],
         *,
-        beams: int = 4,
         prefix: str | Sequence[str] | None = None,
         forbid: Sequence[str] = (),
         require: Sequence[str] = (),
@@ -75,14 +74,14 @@ class Translator(Engine):
 
         `prefix`: the beginning of the translation, one for all texts or one for each. `forbid` and `require`: words
         that a translation must not or must contain; a word that is required twice occurs twice. `align`: add the
-        alignment of the words. Other options are those of `SearchConfig` (nbest, length_penalty, sample, …).
+        alignment of the words. Other options are those of `SearchConfig` (beams, nbest, length_penalty, sample, …).
 
         A word is searched for as the vocabulary usually splits it; a required word may be the beginning of a longer
         one. A text with several lines, or a long one, is translated in segments and joined again; it cannot have a
         prefix or required words. Translations are ordered by score, or with `rerank` by similarity to the other
         samples (segment by segment).
         """
-        some, search = [texts] if isinstance(texts, str) else texts, SearchConfig(beams=beams, **options)
+        some, search = [texts] if isinstance(texts, str) else texts, SearchConfig(**options)
         return self.run(self.plan(some, search, prefix=prefix, forbid=forbid, require=require, align=align))
 
     def stream(self, text: str, *, prefix: str = "", forbid: Sequence[str] = (), **options: Any) -> Iterator[str]:
@@ -134,10 +133,10 @@ class Translator(Engine):
         source = Encodings(self.tokenizer.source, spans=spans)
         return source, source if self.tokenizer.source is self.tokenizer else Encodings(self.tokenizer)
 
-    def tree(self, text: str | Plan[Any], *, beams: int = 4, prefix: str = "", **options: Any) -> Tree:
+    def tree(self, text: str | Plan[Any], *, prefix: str = "", **options: Any) -> Tree:
         """Return all hypotheses that a beam search for the translation of a text considers, with their fates. A plan
         has its own options."""
-        plan = self.plan([text], SearchConfig(beams=beams, **options), prefix=prefix) if isinstance(text, str) else text
+        plan = self.plan([text], SearchConfig(**options), prefix=prefix) if isinstance(text, str) else text
         self._one_segment(plan)
         return grow_tree(self.torch.model, plan.requests[0], plan.options)
 
@@ -163,14 +162,12 @@ class Translator(Engine):
         target: str | list[int],
         position: int,
         count: int = 5,
-        *,
-        beams: int = 4,
         **options: Any,
     ) -> list[Alternative]:
         """Return the likeliest tokens at a position of `target`, a translation of `text` or its beginning (as text or
         ids), and the best translation with each of them. A plan has its own options."""
         if isinstance(text, str):
-            text = self.plan([text], SearchConfig(beams=beams, **options), log_probs=False)
+            text = self.plan([text], SearchConfig(**options), log_probs=False)
         plan = text
         self._one_segment(plan)
         answer = self.tokenizer.encode([target])[0] if isinstance(target, str) else target

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from sightline.config import SearchConfig
+from sightline.config import SearchConfig, TextConstraints
 
 
 def _check_surrogates(text: str) -> str:
@@ -14,6 +14,7 @@ def _check_surrogates(text: str) -> str:
     return text
 
 
+CONSTRAINTS = TextConstraints.model_fields
 Text = Annotated[str, AfterValidator(_check_surrogates)]
 Model = Annotated[str | None, Field(description="Name of a model; default: the first of /v1/models.", max_length=64)]
 
@@ -44,10 +45,8 @@ class SearchRequest(SearchOptions):
     """A search for translations. `beams` is raised to `nbest`."""
 
     model: Model = None
-    prefix: Text = ""
-    """Required beginning of the answer."""
-    forbid: list[Text] = Field(default_factory=list)
-    """Words that the answer must not contain."""
+    prefix: Text = Field("", description=CONSTRAINTS["prefix"].description)
+    forbid: list[Text] = Field(default_factory=list, description=CONSTRAINTS["forbid"].description)
 
     @property
     def constraints(self) -> list[str]:
@@ -63,8 +62,7 @@ class TranslateRequest(SearchRequest):
     )
     text: Text | list[Text]
     """One text or a list of texts. Line breaks are kept."""
-    require: list[Text] = Field(default_factory=list)
-    """Words that the answer must contain."""
+    require: list[Text] = Field(default_factory=list, description=CONSTRAINTS["require"].description)
     align: bool = False
     """Return the word alignment."""
     details: bool = False

@@ -9,11 +9,12 @@ most of a text and need no estimate.
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.config import ShortlistOptions
 from sightline.errors import InputError
 from sightline.special import END, PAD, START, UNKNOWN
 from sightline.text.tokenizer import Tokenizer
@@ -49,17 +50,13 @@ class Shortlist(NamedTuple):
         return self.likely[self.starts[source] : self.starts[source + 1]].tolist()
 
 
-def learn(pairs: Iterable[Pair], tokenizer: Tokenizer, *, often: int | None = None, likely: int = 200) -> Shortlist:
-    """Learn a shortlist from pairs of tokenised sentences, without END.
+def learn(pairs: Iterable[Pair], tokenizer: Tokenizer, **options: Any) -> Shortlist:
+    """Learn a shortlist from pairs of tokenised sentences, without END. `options`: those of `ShortlistOptions`.
 
-    Always allowed are special tokens, bytes, and the `often` most frequent targets (default: two fifths of the
-    vocabulary). Each source token allows its `likely` most probable targets.
+    Special tokens and bytes are always allowed too.
     """
-    size = tokenizer.size
-    often = 2 * size // 5 if often is None else often
-    for name, value in (("often", often), ("likely", likely)):
-        if value < 1:
-            raise InputError.of(name, value, f"must be at least 1, got {value}.")
+    size, chosen = tokenizer.size, ShortlistOptions(**options)
+    often = 2 * size // 5 if chosen.often is None else chosen.often
     learned, held = _sample(pairs)
     if not learned:
         raise InputError("A shortlist cannot be learned: no pairs found.")
@@ -72,7 +69,7 @@ def learn(pairs: Iterable[Pair], tokenizer: Tokenizer, *, often: int | None = No
     source = keys // size
     order = np.lexsort((-chances, source))
     rank = np.arange(len(keys)) - np.searchsorted(source, source)
-    kept = keys[order[rank < likely]]
+    kept = keys[order[rank < chosen.likely]]
     kept = np.concatenate([kept, np.setdiff1d(_itself(tokenizer, always), kept)])
     kept = kept[np.argsort(kept // size, kind="stable")]
     starts = np.searchsorted(kept // size, np.arange(tokenizer.source.size + 1))

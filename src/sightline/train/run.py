@@ -299,7 +299,7 @@ def _validation(
         objective=task.objective,
         answer=task.answer,
         score=score,
-        beams=config.train.beam,
+        beams=config.train.beams,
     )
     corpora = inputs.corpora()
     if not corpora:

@@ -57,14 +57,14 @@ def source_ids(engine: Translator, sources: Iterable[list[int]]) -> list[int]:
     return [id for source in sources for id in source[: len(source) - end]]  # noqa: A001
 
 
-def translation(found: Translation, *, details: bool = True, nbest: int = 1) -> schemas.Translation:
+def translation(found: Translation, *, details: bool = True, alternatives: bool = False) -> schemas.Translation:
     """Return a translation as an answer of the API."""
-    others = [translation(one, details=details, nbest=nbest) for one in found.alternatives]
+    others = [translation(one, details=details, alternatives=alternatives) for one in found.alternatives]
     return schemas.Translation(
         text=found.text,
         score=found.score if math.isfinite(found.score) else None,
         tokens=found.tokens if details else None,
         log_probs=found.log_probs if details else None,
-        alternatives=others if nbest > 1 else None,
+        alternatives=others if alternatives else None,
         alignment=found.alignment,
     )

@@ -21,7 +21,7 @@ async def translate(body: schemas.TranslateRequest, request: Request, service: S
     texts = [body.text] if isinstance(body.text, str) else body.text
     search = await search_for(body, texts, service, require=body.require, align=body.align, log_probs=body.details)
     found = await service.run(request, search)
-    translations = [translation(one, details=body.details, nbest=body.nbest) for one in found]
+    translations = [translation(one, details=body.details, alternatives=body.nbest > 1) for one in found]
     return schemas.TranslateAnswer(model=search.model, translations=translations)
 
 
