@@ -29,7 +29,7 @@ from sightline.config import SearchConfig
 from sightline.data.corpus import Table, read_pairs
 from sightline.engine.translator import translation_request
 from sightline.files import optional_import
-from sightline.interop.export import Kind, export
+from sightline.interop.export import Kind, export_model
 from sightline.interop.hugging_face_files import quiet
 from sightline.interop.onnx import Difference, OnnxModel
 from sightline.model_folder import ModelFolder, load_model, load_tokenizer
@@ -90,9 +90,9 @@ def main() -> None:
         kinds: list[Kind] = ["huggingface", "ctranslate2", "onnx"]
         for kind in kinds:
             folders[kind] = Path(beside) / kind
-            compared[kind] = export(model, words, folders[kind], kind)
+            compared[kind] = export_model(model, words, folders[kind], kind)
             print(f"{kind}: {compared[kind]}", flush=True)
-        export(model, words, Path(beside) / "int8", "ctranslate2", precision="int8")
+        export_model(model, words, Path(beside) / "int8", "ctranslate2", precision="int8")
         systems = {
             "torch": by(partial(search_sources, model)),
             "ctranslate2": by(ctranslate2(CTranslate2Backend(folders["ctranslate2"]))),

@@ -114,7 +114,7 @@ def score(folder: Path, test: Path, search: dict[str, Any]) -> dict[str, Any]:
 
     from sightline.config import SearchConfig  # noqa: PLC0415
     from sightline.data.corpus import Table, read_pairs  # noqa: PLC0415
-    from sightline.evaluate.scores import scores  # noqa: PLC0415
+    from sightline.evaluate.scores import corpus_scores  # noqa: PLC0415
     from sightline.model_folder import load_model, load_tokenizer  # noqa: PLC0415
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -130,7 +130,7 @@ def score(folder: Path, test: Path, search: dict[str, Any]) -> dict[str, Any]:
         "sentences": len(sources),
         **{
             name: {"score": round(s.value, 2), "signature": s.signature}
-            for name, s in scores(texts, references).items()
+            for name, s in corpus_scores(texts, references).items()
         },
         "bleu, Moses-tokenised, lower-cased": {"score": round(anchor, 2), "signature": str(tokenised.get_signature())},
     }

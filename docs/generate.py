@@ -4,7 +4,9 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType
@@ -144,40 +146,86 @@ def _commands(path: str, command: Any) -> Iterator[tuple[str, click.Command]]:
 
 
 def api() -> str:
-    """Return the page of every public name with its signature and docstring: those of `sightline` and its packages."""
-    lines = ["# Python\n", "These names are public; all others may change.", ""]
-    shown: set[str] = set()
-    packages = [name for _, name, is_package in pkgutil.iter_modules(sightline.__path__, "sightline.") if is_package]
-    for package in map(importlib.import_module, ("sightline", *packages)):
-        names = [name for name in getattr(package, "__all__", ()) if name not in shown]
-        shown |= set(names)
-        if names:
-            lines += [f"## `{package.__name__}`\n", inspect.cleandoc(package.__doc__ or ""), ""]
-        for name in names:
-            lines += _public(getattr(package, name))
+    """Return the page of the public names: those of `sightline`, its packages and its modules."""
+    found, index = [], []
+    shown: set[Any] = set()
+    names = [name for _, name, _ in pkgutil.iter_modules(sightline.__path__, "sightline.")]
+    modules = [importlib.import_module(name) for name in ("sightline", *names)]
+    exported = [{name: getattr(module, name) for name in getattr(module, "__all__", ())} for module in modules]
+    everything = set().union(*(public.values() for public in exported))
+    for module, public in zip(modules, exported, strict=True):
+        new = {name: thing for name, thing in public.items() if thing not in shown}
+        shown |= set(new.values())
+        if not new:
+            continue
+        title, about = module.__name__, inspect.cleandoc(module.__doc__ or "")
+        index.append(f"- [`{title}`](#{title.replace('.', '')}): " + ", ".join(f"`{name}`" for name in new))
+        found += [f"## `{title}`\n", about, "", "| name | |", "|---|---|"]
+        found += [_row(f"`{name}`", _summary(thing)) for name, thing in new.items()]
+        if elsewhere := [f"`{name}`" for name in public if name not in new]:
+            found += ["", f"And, described above: {', '.join(elsewhere)}."]
+        found.append("")
+        for name, thing in new.items():
+            found += _public(title, name, thing, everything)
+    lines = ["# Python\n", "These names are public; all others may change.", "", *index, "", *found]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _public(thing: Any) -> list[str]:
-    """Return the signature and docstring of a class or function, and of its public methods."""
+def _summary(thing: Any) -> str:
+    """Return the first sentence of a docstring."""
+    text = " ".join(inspect.cleandoc(thing.__doc__ or "").partition("\n\n")[0].split())
+    return re.split(r"(?<=[^.])\. (?=[A-Z`])|: (?=`)", text)[0].removesuffix(".") + "."
+
+
+def _public(module: str, name: str, thing: Any, everything: set[Any]) -> list[str]:
+    """Return the signature and docstring of a function, or those of a class with its fields and methods."""
     node: Any = ast.parse(inspect.getsource(thing)).body[0]
-    lines = [f"### {_signature(node)}\n", ast.get_docstring(node) or "", ""]
-    methods = [m for m in node.body if isinstance(m, ast.FunctionDef) and m.name[0] != "_"]
-    described = [(m, ast.get_docstring(m)) for m in methods if isinstance(node, ast.ClassDef)]
-    lines += [f"- {_signature(m)}: {' '.join(text.split())}" for m, text in described if text]
-    return lines + ([""] if lines[-1] else [])
+    if isinstance(node, ast.FunctionDef):
+        return [f"### `{module}.{name}`\n", f"```text\n{_signature(node)}\n```\n", _docstring(node), ""]
+    parts = [*zip(node.body, [*node.body[1:], None], strict=True)]
+    made = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+    lines = [f"### `{module}.{name}`\n"]
+    lines += [f"```text\n{_signature(one, name)}\n```\n" for one in made]
+    lines += ["\n\n".join(filter(None, [_docstring(node), *map(_docstring, made)])), ""]
+    lines += [f"It also has what `{base.__name__}` has.\n" for base in thing.__bases__ if base in everything]
+    if issubclass(thing, Options):
+        return [*lines, "Its fields are [options](config.md).", ""]
+    rows = []
+    for part, after in parts:
+        if isinstance(part, ast.AnnAssign) and part.target.id[0] != "_":
+            text = inspect.cleandoc(after.value.value) if _is_text(after) else ""
+            rows.append(_item(part.target.id, text))
+        elif isinstance(part, ast.FunctionDef) and part.name[0] != "_":
+            rows.append(_item(part.name if _is_property(part) else _signature(part), _docstring(part)))
+    return [*lines, *rows, ""] if rows else lines
 
 
-def _signature(node: ast.ClassDef | ast.FunctionDef) -> str:
+def _docstring(node: Any) -> str:
+    return ast.get_docstring(node) or ""
+
+
+def _item(name: str, text: str) -> str:
+    """Return a field or method as an item of a list, with the paragraphs of its docstring."""
+    return textwrap.indent(f"`{name}`" + f": {text}" * bool(text), "  ").replace("  ", "- ", 1)
+
+
+def _is_text(node: Any) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _is_property(node: ast.FunctionDef) -> bool:
+    return any(ast.unparse(one) in ("property", "cached_property") for one in node.decorator_list)
+
+
+def _signature(node: ast.FunctionDef, name: str = "") -> str:
     """Return a signature of the source without its types."""
-    if isinstance(node, ast.ClassDef):
-        return f"`{node.name}`"
     arguments = node.args
-    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    for argument in filter(None, every):
         argument.annotation = None
     for own in (arguments.posonlyargs, arguments.args):
         own[:] = [a for a in own if a.arg not in ("self", "cls")]
-    return f"`{node.name}({ast.unparse(arguments)})`"
+    return f"{name or node.name}({ast.unparse(arguments)})"
 
 
 def trace_names() -> str:

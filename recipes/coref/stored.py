@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sightline.data.builtin import riddle
 from sightline.engine import load_translator
-from sightline.trace.pack import pack
+from sightline.trace.pack import pack_trace
 
 FILE = Path(__file__).parents[2] / "web" / "src" / "trace" / "stored.bin"
 
@@ -24,7 +24,7 @@ def stored() -> bytes:
     ]
     config = engine.model.config.model_dump()
     about = {"id": "", "model": "coref", "target": pair.target, "config": config, "ids": trace.ids, "tensors": tensors}
-    return pack(trace, names, dtype="f16", about={**about, "tokens": trace.tokens})
+    return pack_trace(trace, names, dtype="f16", about={**about, "tokens": trace.tokens})
 
 
 if __name__ == "__main__":

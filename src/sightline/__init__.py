@@ -7,20 +7,11 @@ torch; the first use of one of its names does.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sightline.lazy import lazy_exports
+
 if TYPE_CHECKING:
-    from sightline.config import ModelConfig, SearchConfig
-    from sightline.engine import (
-        Chat,
-        Completion,
-        Filled,
-        LoadOptions,
-        Reader,
-        Reply,
-        Translation,
-        Translator,
-        Writer,
-        load,
-    )
+    from sightline.config import LoadOptions, ModelConfig, SearchConfig
+    from sightline.engine import Chat, Completion, Filled, Reader, Reply, Translation, Translator, Writer, load
     from sightline.errors import SightlineError
     from sightline.model.mask import PackedRows
     from sightline.model.transformer import build
@@ -52,31 +43,8 @@ __all__ = [
     "what_if",
 ]
 
-_HOME = {
-    **dict.fromkeys(("ModelConfig", "SearchConfig"), "sightline.config"),
-    **dict.fromkeys(
-        (
-            *("Chat", "Completion", "Filled", "LoadOptions", "Reader", "Reply"),
-            *("Translation", "Translator", "Writer", "load"),
-        ),
-        "sightline.engine",
-    ),
-    **dict.fromkeys(("load_model", "save_model"), "sightline.model_folder"),
-    "PackedRows": "sightline.model.mask",
-    "SightlineError": "sightline.errors",
-    "build": "sightline.model.transformer",
-    "tracing": "sightline.trace.watch",
-    "what_if": "sightline.trace.what_if",
-}
+_get, __dir__ = lazy_exports(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return import_module("importlib.metadata").version("sightline")
-    if name not in _HOME:
-        raise AttributeError(f"module 'sightline' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return import_module("importlib.metadata").version("sightline") if name == "__version__" else _get(name)

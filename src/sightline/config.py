@@ -8,6 +8,19 @@ from pydantic import Field, model_validator
 
 from sightline.options import ConflictError, Options, load_options
 
+__all__ = [
+    "Config",
+    "DataConfig",
+    "LoadOptions",
+    "ModelConfig",
+    "SearchConfig",
+    "ServeConfig",
+    "ShortlistOptions",
+    "TextConstraints",
+    "TrainConfig",
+    "load",
+]
+
 Size = Annotated[int, Field(gt=0, lt=10**9, strict=True)]
 Rate = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
@@ -48,7 +61,7 @@ class StackConfig(Options):
 
 
 class ModelConfig(Options):
-    """The Transformer. The defaults are the paper's base model."""
+    """Options of a model. The defaults are the paper's base model."""
 
     architecture: Literal["encoder-decoder", "decoder-only", "encoder-only"] = "encoder-decoder"
     """encoder-decoder: translation (the paper); decoder-only: text generation (GPT); encoder-only: text understanding
@@ -137,7 +150,7 @@ class ModelConfig(Options):
 
 
 class DataConfig(Options):
-    """Training text: vocabulary and filtering."""
+    """Options of training text: vocabulary and filtering."""
 
     tokenizer: str | None = None
     """Vocabulary file: a sentencepiece model, a tokenizer.json, BERT's vocab.txt, or GPT-2's vocab.json next to its
@@ -156,7 +169,7 @@ class DataConfig(Options):
 
 
 class TrainConfig(Options):
-    """Training. The defaults are the paper's (§5)."""
+    """Options of training. The defaults are the paper's (§5)."""
 
     seed: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 1
     """Seed of the initial weights, the order of the data and dropout. The same seed gives the same run."""
@@ -226,7 +239,7 @@ class TrainConfig(Options):
 
 
 class SearchConfig(Options):
-    """Decoding. The default is the paper's (§6.1): four beams."""
+    """Options of a search. The defaults are the paper's (§6.1): four beams."""
 
     beams: Annotated[int, Field(ge=1, le=1000, strict=True)] = 4
     """Beam size; 1 is greedy search. With `sample`: number of samples."""

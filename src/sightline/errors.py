@@ -12,6 +12,8 @@ A message has the problem, the value and a solution. Options are written as `bea
 
 from typing import Self
 
+__all__ = ["CheckpointError", "ConfigError", "InputError", "SightlineError", "TraceError", "TrainingError"]
+
 
 class SightlineError(Exception):
     """An error that the user can fix. The command line prints it and exits with 2."""

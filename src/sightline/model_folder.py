@@ -31,6 +31,8 @@ from sightline.files import cache_folder, read_json_object, write_files
 from sightline.model.transformer import Model, build
 from sightline.text.tokenizer import FILE, SOURCE_FILE, Tokenizer
 
+__all__ = ["ModelFolder", "bundled_models", "count_parameters", "load_model", "load_tokenizer", "save_model"]
+
 Task = Literal["translate", "write", "chat", "read"]
 
 FORMAT = 1

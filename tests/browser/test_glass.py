@@ -17,7 +17,7 @@ from sightline.model.transformer import build
 from sightline.model_folder import save_model
 from sightline.text.dialogue import ROLE_TOKENS
 from sightline.text.tokenizer import Tokenizer
-from sightline.trace.pack import read
+from sightline.trace.pack import read_trace
 from support import random_weights
 
 WEB = Path(__file__).parents[2] / "web"
@@ -132,7 +132,7 @@ def test_a_stored_trace_is_shown_until_the_model_answers(visit, trace):
     assert "coref" in status.inner_text()
     assert "Computed by coref" in page.locator("footer").inner_text()
     words = page.get_by_role("group", name="Input").get_by_role("button").all_inner_texts()
-    packed = read(WEB / "src" / "trace" / "stored.bin")
+    packed = read_trace(WEB / "src" / "trace" / "stored.bin")
     assert words == [word.lstrip("▁") for word in packed.tokens["source"]]
     page.get_by_role("group", name="Input").get_by_role("button").nth(9).hover()
     assert "9" in page.evaluate("[...document.querySelectorAll('.heads .frames')].map((one) => one.dataset.row)")
@@ -144,7 +144,7 @@ def test_a_stored_trace_is_shown_until_the_model_answers(visit, trace):
 
 
 def test_the_stored_trace_is_what_the_shipped_model_computes():
-    packed, pair = read(WEB / "src" / "trace" / "stored.bin"), riddle()[0]
+    packed, pair = read_trace(WEB / "src" / "trace" / "stored.bin"), riddle()[0]
     trace = sightline.load("coref", device="cpu", backend="torch").trace(pair.source, pair.target)
     assert packed.tokens == trace.tokens
     assert packed.names() == [name for name in trace.names() if name.endswith("attention.probabilities")]

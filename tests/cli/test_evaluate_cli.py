@@ -14,7 +14,7 @@ from sightline import engine
 from sightline.cli.evaluate import evaluate
 from sightline.data.builtin import generate
 from sightline.errors import CheckpointError, SightlineError
-from sightline.evaluate.compare import compare, estimate
+from sightline.evaluate.compare import compare_systems, estimate
 
 app = typer.Typer()
 app.command()(evaluate)
@@ -90,7 +90,7 @@ def test_comparison_of_two_systems(run):
     assert done.code == 0
     assert done.out.startswith("A  bad\nB  good.txt\n")
     found = rows(done.out)
-    for row, both in zip(found.values(), compare(BAD, GOOD, REFERENCES).values(), strict=True):
+    for row, both in zip(found.values(), compare_systems(BAD, GOOD, REFERENCES).values(), strict=True):
         assert f"  {both.difference:+.2f}  {both.p_value:.4f}  B" in row
         for score in (both.one, both.other):
             assert re.search(f" {score.value:.2f} +{score.low:.2f} – +{score.high:.2f} ", row)
@@ -111,7 +111,7 @@ def test_json_has_all_numbers(run):
     found = json.loads(run("good.txt", "--reference", "test.de", "--against", "bad", "--json").out)
     assert [system["name"] for system in found["systems"]] == ["good.txt", "bad"]
     assert found["systems"][0]["scores"] == expected
-    for name, both in compare(GOOD, BAD, REFERENCES).items():
+    for name, both in compare_systems(GOOD, BAD, REFERENCES).items():
         wanted = {"difference": both.difference, "p_value": both.p_value, "signature": both.signature}
         assert found["comparison"][name] == wanted
 
@@ -127,7 +127,7 @@ def test_table_fits_into_a_terminal(columns, run, monkeypatch):
     assert len(rows(out)) == 3
     unbroken = re.sub(r"\|\n +", "|", out)
     assert (unbroken == out) == (columns == 120)
-    assert all(both.signature in unbroken for both in compare(REFERENCES, BAD, REFERENCES).values())
+    assert all(both.signature in unbroken for both in compare_systems(REFERENCES, BAD, REFERENCES).values())
 
 
 def test_blank_and_tokenised_lines_are_warned_of(run, corpus):

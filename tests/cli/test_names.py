@@ -24,9 +24,8 @@ def commands(path: str, command) -> Iterator[str]:
 
 
 def public() -> Iterator[str]:
-    for _, name, is_package in pkgutil.iter_modules(sightline.__path__, "sightline."):
-        if is_package:
-            yield from (f"{name}.{one}" for one in getattr(importlib.import_module(name), "__all__", ()))
+    for _, name, _ in pkgutil.iter_modules(sightline.__path__, "sightline."):
+        yield from (f"{name}.{one}" for one in getattr(importlib.import_module(name), "__all__", ()))
     yield from (f"sightline.{one}" for one in sightline.__all__)
 
 

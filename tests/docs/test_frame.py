@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from torch import nn
@@ -24,7 +25,7 @@ MODULES = {
 
 # A package imports from the rows before its own and from itself.
 ORDER = [
-    {"errors"},
+    {"errors", "lazy"},
     {"files", "special"},
     {"options"},
     {"config"},
@@ -101,7 +102,8 @@ def test_imports_point_one_way(name):
         top, _, rest = imported.partition(".")
         assert own in ONLY_IN.get(top, {own}), f"{name} imports {top}"
         if top == "sightline" and rest != "__version__":
-            module = sightline._HOME.get(rest, imported)  # `from sightline import load` imports the module of `load`
+            # `from sightline import load` imports the module of `load`
+            module = getattr(sightline, rest).__module__ if rest in sightline.__all__ else imported
             package = module.split(".")[1]
             assert package == own or row(package) < row(own), f"{name} imports {imported}"
     if own == "serve":
@@ -182,23 +184,28 @@ def test_tests_of_the_architecture_are_found(code, count):
 # --- Public names
 
 
-PACKAGES = [name for _, name, is_package in pkgutil.iter_modules(sightline.__path__, "sightline.") if is_package]
+LAZY = {f"sightline.{path.parent.name}" for path in SOURCE.glob("*/__init__.py") if "lazy_exports" in path.read_text()}
+PUBLIC = ["sightline", *(name for _, name, _ in pkgutil.iter_modules(sightline.__path__, "sightline."))]
 
 
-@pytest.mark.parametrize("name", ["sightline", *PACKAGES])
+@pytest.mark.parametrize("name", PUBLIC)
 def test_public_names_are_sorted_and_exist(name):
+    """A lazy name must not be that of a submodule, which replaces it in the package when it is imported."""
     package = importlib.import_module(name)
     names = getattr(package, "__all__", [])
     assert names == sorted(names, key=lambda n: (not n.isupper(), n[0].islower(), n))
+    assert set(names) <= set(dir(package))
     for public in names:
-        assert hasattr(package, public)
+        assert not isinstance(getattr(package, public), ModuleType)
+    if hasattr(package, "__getattr__"):
+        assert not set(names) & {module for _, module, _ in pkgutil.iter_modules(package.__path__)}
+        with pytest.raises(AttributeError, match="has no attribute 'tokeniser'"):
+            package.tokeniser  # noqa: B018
 
 
 def test_the_package_lists_what_is_public():
     for name in sightline.__all__:
         assert getattr(sightline, name) is not None
-    with pytest.raises(AttributeError, match="has no attribute 'tokeniser'"):
-        sightline.tokeniser  # noqa: B018
     assert re.fullmatch(r"\d+\.\d+\.\d+", sightline.__version__)
 
 
@@ -212,9 +219,12 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
 
 
-def test_importing_the_package_does_not_import_torch():
-    done = run("-c", "import sightline, sys; sys.exit('torch' in sys.modules)")
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("name", ["sightline", *sorted(LAZY)])
+def test_importing_a_package_imports_none_of_its_modules(name):
+    done = run(
+        "-c", f"import {name}, sys; print(*sorted(m for m in sys.modules if m.startswith(('sightline', 'torch'))))"
+    )
+    assert set(done.stdout.split()) == {"sightline", "sightline.lazy", name}, done.stderr
 
 
 SMALLEST = """
@@ -231,7 +241,7 @@ sys.argv = ["app", "demo", "--help"]
 app()
 """
 """The smallest program of the same kind: a declared option, one command, and an option before it."""
-LIGHT = {"cli", "config", "errors", "files", "special", "options"}
+LIGHT = {"cli", "config", "errors", "files", "lazy", "special", "options"}
 """The only parts of the package that `--help` needs."""
 
 

@@ -16,7 +16,7 @@ from serving import cannot
 from sightline.cli.main import app
 from sightline.config import ModelConfig, load
 from sightline.data.builtin import generate
-from sightline.interop.export import export
+from sightline.interop.export import export_model
 from sightline.model.transformer import build
 from sightline.model_folder import save_model
 from sightline.special import END
@@ -65,7 +65,7 @@ def place(tmp_path_factory):
             model.classifier.bias[END] += 1.5
         save_model(model, place / name, tokenizer)
         if name == "translator":
-            export(model, tokenizer, place / "marian", "huggingface")
+            export_model(model, tokenizer, place / "marian", "huggingface")
     return place
 
 

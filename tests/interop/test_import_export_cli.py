@@ -13,7 +13,7 @@ from sightline.backends.ctranslate2 import CTranslate2Backend
 from sightline.config import SearchConfig
 from sightline.data.builtin import generate
 from sightline.errors import InputError
-from sightline.interop.export import export
+from sightline.interop.export import export_model
 from sightline.interop.onnx import OnnxModel
 from sightline.model_folder import load_model, load_tokenizer
 from support import raises, requests
@@ -90,11 +90,11 @@ def test_an_exported_model_can_be_imported(taught, exported, tmp_path, kind):
 def test_an_older_folder_of_the_kind_is_replaced_and_no_other(taught, tmp_path, kind):
     model, tokenizer = load_model(taught), load_tokenizer(taught)
     for _ in range(2):
-        export(model, tokenizer, tmp_path / "out", kind, verify=False)
+        export_model(model, tokenizer, tmp_path / "out", kind, verify=False)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text("{}")
     with raises(InputError, value=tmp_path / "other", match="exists"):
-        export(model, tokenizer, tmp_path / "other", kind, verify=False)
+        export_model(model, tokenizer, tmp_path / "other", kind, verify=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
 
 

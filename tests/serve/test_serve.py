@@ -34,7 +34,7 @@ from sightline.serve.problems import Problem
 from sightline.serve.service import Service, Traces
 from sightline.special import END, START
 from sightline.text.tokenizer import Tokenizer
-from sightline.trace.pack import PIECE, read
+from sightline.trace.pack import PIECE, read_trace
 from support import raises
 
 TEXTS = [pair.source for pair in generate("test", 40)]
@@ -191,11 +191,11 @@ def test_trace_tensors_in_both_formats(server, engine):
         packed = server.get(f"/v1/trace/{answer['id']}", params={"names": [name], "dtype": dtype})
         assert packed.headers["content-type"] == "application/octet-stream"
         theirs = expected[name].numpy()
-        assert np.allclose(read(packed.content)[name].numpy(), theirs, atol=tolerance)
+        assert np.allclose(read_trace(packed.content)[name].numpy(), theirs, atol=tolerance)
         plain = server.get(f"/v1/trace/{answer['id']}/{name}", params={"dtype": dtype})
         assert plain.headers["x-pieces"] == "1"
         assert np.allclose(np.frombuffer(plain.content, kind).reshape(about["shape"]), theirs, atol=tolerance)
-    whole = read(server.get(f"/v1/trace/{answer['id']}").content)
+    whole = read_trace(server.get(f"/v1/trace/{answer['id']}").content)
     assert whole.names() == expected.names()
     assert len(plain.content) < PIECE
     problem(server.get(f"/v1/trace/{answer['id']}/{name}", params={"piece": 1}), 404, "not-found")
@@ -243,7 +243,9 @@ def test_trace_contains_the_model_config_and_input_ids(server, engine):
     for side, stack in (("source", "encoder"), ("target", "decoder")):
         assert engine.tokenizer.pieces(answer["ids"][side]) == answer["tokens"][side]
         name = f"{stack}.embedding.tokens"
-        embedded = read(server.get(f"/v1/trace/{answer['id']}", params={"names": name, "dtype": "f32"}).content)[name]
+        embedded = read_trace(server.get(f"/v1/trace/{answer['id']}", params={"names": name, "dtype": "f32"}).content)[
+            name
+        ]
         rows = [server.get(f"/v1/models/tiny-en-de/weights/{name}.weight?row={i}") for i in answer["ids"][side]]
         assert np.array_equal(embedded.numpy(), [floats(row) for row in rows])
 
@@ -254,7 +256,7 @@ def test_rows_of_a_tensor_equal_the_whole(server, engine):
         words.pop()
     answer = server.post("/v1/trace", {"text": " ".join(words), "target": "Der Hund"}).json()
     at, looks = f"/v1/trace/{answer['id']}", "encoder.layers.1.self_attention.probabilities"
-    whole = read(server.get(at, params={"names": ["logits", looks], "dtype": "f32"}).content)
+    whole = read_trace(server.get(at, params={"names": ["logits", looks], "dtype": "f32"}).content)
     for name, row in (("logits", 0), ("logits", 2), (looks, 1)):
         expected, asked = whole[name].numpy()[row], {"row": row, "dtype": "f32"}
         count = 2 if name == looks else 1
@@ -304,7 +306,7 @@ def test_query_equals_input_times_a_weight_row(server):
     answer = server.post("/v1/trace", {"text": TEXTS[0]}).json()
     path = "decoder.layers.1.self_attention"
     packed = server.get(f"/v1/trace/{answer['id']}", params={"names": [f"{path}.input", f"{path}.q"], "dtype": "f32"})
-    x, q = (read(packed.content)[f"{path}.{name}"].numpy() for name in ("input", "q"))
+    x, q = (read_trace(packed.content)[f"{path}.{name}"].numpy() for name in ("input", "q"))
     head, position, channel = 1, 2, 3
     row = head * q.shape[2] + channel
     weights = floats(server.get(f"/v1/models/tiny-en-de/weights/{path}.query_key_value.weight", params={"row": row}))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline.errors import TraceError
-from sightline.trace.pack import pack, read
+from sightline.trace.pack import pack_trace, read_trace
 from sightline.trace.trace import Trace
 from sightline.trace.watch import tracing
 from support import ids, pad, raises, translator
@@ -27,8 +27,8 @@ def trace() -> Trace:
 
 def test_float32_is_exact(trace, tmp_path):
     path = tmp_path / "a.trace"
-    path.write_bytes(pack(trace, about={"model": {"d_model": 24}}))
-    again = read(path)
+    path.write_bytes(pack_trace(trace, about={"model": {"d_model": 24}}))
+    again = read_trace(path)
     assert again.names() == trace.names()
     assert again.tokens == trace.tokens
     assert again.about == {"model": {"d_model": 24}}
@@ -39,8 +39,8 @@ def test_float32_is_exact(trace, tmp_path):
 
 def test_float16_is_close_and_a_quarter_of_the_size_of_json(trace):
     names = [name for name in trace.names() if name.endswith(".probabilities")]
-    packed = pack(trace, names, dtype="f16")
-    again = read(packed)
+    packed = pack_trace(trace, names, dtype="f16")
+    again = read_trace(packed)
     assert again.names() == names
     for name in names:
         assert (again[name].values - trace[name].values).abs().max() <= 2**-11
@@ -50,7 +50,7 @@ def test_float16_is_close_and_a_quarter_of_the_size_of_json(trace):
 
 def test_one_sentence(trace):
     one = trace.sentence(1)
-    again = read(pack(one))
+    again = read_trace(pack_trace(one))
     name = "decoder.layers.0.cross_attention.probabilities"
     assert again[name].values.shape == (2, 5, 3)
     assert torch.equal(again[name].values, one[name].values)
@@ -58,11 +58,11 @@ def test_one_sentence(trace):
 
 def test_infinity_and_values_beyond_half_precision_are_kept(trace):
     name = "decoder.layers.0.self_attention.masked"
-    again = read(pack(trace, [name], dtype="f16"))
+    again = read_trace(pack_trace(trace, [name], dtype="f16"))
     assert torch.equal(again[name].values == -torch.inf, trace[name].values == -torch.inf)
     big = Trace()
     big.record("big", ("position",), torch.tensor([1e6, -torch.inf]))
-    assert torch.equal(read(pack(big, dtype="f16"))["big"].values, torch.tensor([1e6, -torch.inf]))
+    assert torch.equal(read_trace(pack_trace(big, dtype="f16"))["big"].values, torch.tensor([1e6, -torch.inf]))
 
 
 @settings(max_examples=30)
@@ -71,43 +71,43 @@ def test_any_shape(shape, scale, seed):
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
     trace = Trace()
     trace.record("x", tuple(f"axis{i}" for i in range(len(shape))), values)
-    again = read(pack(trace))["x"]
+    again = read_trace(pack_trace(trace))["x"]
     assert again.axes == tuple(f"axis{i}" for i in range(len(shape)))
     assert torch.equal(again.values, values)
 
 
 def test_files_are_read_lazily(trace, tmp_path):
     path = tmp_path / "a.trace"
-    path.write_bytes(pack(trace))
-    assert isinstance(read(path)._data, np.memmap)
+    path.write_bytes(pack_trace(trace))
+    assert isinstance(read_trace(path)._data, np.memmap)
 
 
 def test_damaged_traces(trace, tmp_path):
-    whole = pack(trace)
+    whole = pack_trace(trace)
     with raises(TraceError, match="not a Sightline trace"):
-        read(b"PK\x03\x04 something else altogether")
+        read_trace(b"PK\x03\x04 something else altogether")
     with raises(TraceError, match="not a Sightline trace"):
-        read(b"")
+        read_trace(b"")
     with raises(TraceError, match="version 2"):
-        read(b"SIGHTLN\x02" + whole[8:])
+        read_trace(b"SIGHTLN\x02" + whole[8:])
     with raises(TraceError, match="truncated"):
-        read(whole[:-9])
+        read_trace(whole[:-9])
     with raises(TraceError, match="manifest"):
-        read(whole[:200])
+        read_trace(whole[:200])
     with raises(TraceError, match="manifest"):
-        read(whole.replace(b'"offset"', b'"offfet"'))
+        read_trace(whole.replace(b'"offset"', b'"offfet"'))
     with raises(TraceError, match="nothing.trace", value=tmp_path / "nothing.trace"):
-        read(tmp_path / "nothing.trace")
+        read_trace(tmp_path / "nothing.trace")
     with raises(TraceError, option="dtype", value="f64"):
-        pack(trace, dtype="f64")
+        pack_trace(trace, dtype="f64")
     with raises(TraceError, value="x"):
-        read(whole)["x"]
+        read_trace(whole)["x"]
 
 
 def test_inconsistent_manifests():
     trace = Trace()
     trace.record("x", ("position", "d_model"), torch.zeros(3, 41))
-    whole = pack(trace)
+    whole = pack_trace(trace)
     for old, new in (
         (b"[3,41]", b"[-3,-41]"),
         (b"[3,41]", b"[3,40]"),
@@ -124,7 +124,7 @@ def test_inconsistent_manifests():
         assert manifest != whole[16 : 16 + length]
         damaged = whole[:8] + len(manifest).to_bytes(8, "little") + manifest + whole[16 + length :]
         with raises(TraceError, match="manifest"):
-            read(bytearray(damaged))
+            read_trace(bytearray(damaged))
 
 
 def test_tokens_are_packed_and_invalid_options(trace):
@@ -132,8 +132,8 @@ def test_tokens_are_packed_and_invalid_options(trace):
     one = trace.sentence(1)
     one.tokens = words
     name = "decoder.layers.0.cross_attention.probabilities"
-    assert read(pack(one, [name]))[name].labels == {"query": words["target"], "key": words["source"]}
+    assert read_trace(pack_trace(one, [name]))[name].labels == {"query": words["target"], "key": words["source"]}
     with raises(TraceError, option="names", value="logits"):
-        pack(trace, "logits")
+        pack_trace(trace, "logits")
     with raises(TraceError, option="about"):
-        pack(trace, ["logits"], about={"x": torch.zeros(1)})
+        pack_trace(trace, ["logits"], about={"x": torch.zeros(1)})

@@ -12,7 +12,7 @@ from sightline.engine import load
 from sightline.model.transformer import build
 from sightline.model_folder import load_tokenizer, save_model
 from sightline.special import END, START
-from sightline.trace.pack import read
+from sightline.trace.pack import read_trace
 from support import random_weights
 
 TEXT = next(iter(generate("test", 1))).source
@@ -53,7 +53,7 @@ def test_traces_of_models_that_do_not_translate(server, folders, name, architect
     assert answer["tokens"] == {side: opened.tokenizer.pieces(ids)}
     assert answer["target"] is None
     assert answer["config"]["architecture"] == architecture
-    packed = read(server.get(f"/v1/trace/{answer['id']}", params={"dtype": "f32"}).content)
+    packed = read_trace(server.get(f"/v1/trace/{answer['id']}", params={"dtype": "f32"}).content)
     with torch.no_grad():
         logits = opened.model(torch.tensor([ids]))[0]
     assert np.allclose(packed["logits"].numpy(), logits, atol=1e-5)

@@ -24,19 +24,9 @@ def import_(
     ] = False,
 ) -> None:
     """Convert a model of other software to a Sightline model. The weights stay the same."""
-    from sightline.interop.hub import find_model
-    from sightline.interop.reading import detect_format
-    from sightline.model_folder import count_parameters, save_model
+    from sightline.interop.reading import import_model
 
-    if (out / "config.json").exists() or (out / "model.safetensors").exists():
-        raise InputError.of("out", out, f"already contains a model: {out}. Choose another folder.")
-    path = find_model(source, revision=revision, offline=offline, log=log)
-    kind, read = detect_format(path)
-    model, tokenizer = read(path)
-    save_model(model, out, tokenizer)
-    count = count_parameters(model)
-    words = f"{tokenizer.size:,} entries" if tokenizer.joint else f"{tokenizer.source.size:,} and {tokenizer.size:,}"
-    log(f"{kind}: {model.config.architecture}, {count:,} parameters, vocabulary of {words}")
+    import_model(source, out, revision=revision, offline=offline, log=log)
     echo(str(out))
 
 
@@ -52,7 +42,7 @@ def export(
 ) -> None:
     """Write a model and its vocabulary for Hugging Face transformers, CTranslate2 or an ONNX runtime. The new folder
     appears when it is complete and has passed the comparison with the model."""
-    from sightline.interop.export import export as write
+    from sightline.interop.export import export_model
     from sightline.model.transformer import EncoderDecoder
     from sightline.model_folder import SHORTLIST, ModelFolder
 
@@ -63,7 +53,7 @@ def export(
         raise InputError.of("model", model, problem)
     shortlist = folder.file(SHORTLIST)
     mapped = {"shortlist": shortlist} if shortlist.exists() else {}
-    found = write(ours, tokenizer, out, to, precision=precision, verify=verify, **mapped)
+    found = export_model(ours, tokenizer, out, to, precision=precision, verify=verify, **mapped)
     if found is None:
         log("not compared with the model")
     else:

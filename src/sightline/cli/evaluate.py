@@ -131,7 +131,7 @@ def _score(names: list[str], systems: list[list[str]], references: list[str]) ->
     """Return the scores of each system, and the comparison of two."""
     import logging
 
-    from sightline.evaluate.compare import compare, estimate
+    from sightline.evaluate.compare import compare_systems, estimate
 
     logging.getLogger("sacrebleu").setLevel(logging.ERROR)  # _warn warns of the same
     log(f"scoring {len(references):,} sentences; TER takes the longest")
@@ -140,7 +140,7 @@ def _score(names: list[str], systems: list[list[str]], references: list[str]) ->
     if len(systems) == 1:
         found = [dict(estimate(systems[0], references))]
     else:
-        compared = compare(systems[0], systems[1], references)
+        compared = compare_systems(systems[0], systems[1], references)
         found = [{name: both[i] for name, both in compared.items()} for i in (0, 1)]
         for name, both in compared.items():
             comparison[name] = {"difference": both.difference, "p_value": both.p_value, "signature": both.signature}

@@ -57,7 +57,7 @@ def estimate(
     return found
 
 
-def compare(
+def compare_systems(
     hypotheses: Sequence[str], others: Sequence[str], references: Sequence[str], names: Iterable[str] = METRICS
 ) -> dict[str, Comparison]:
     """Compare two systems by two-sided approximate randomisation (Riezler and Maxwell, 2005): each trial exchanges the

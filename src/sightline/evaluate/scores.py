@@ -21,7 +21,7 @@ class Score(NamedTuple):
     signature: str
 
 
-def scores(
+def corpus_scores(
     hypotheses: Sequence[str], references: Sequence[str], names: Sequence[str] = ("bleu", "chrf")
 ) -> dict[str, Score]:
     """Return the scores of a corpus with one reference per hypothesis, by metric."""
@@ -35,7 +35,7 @@ def scores(
 
 def values(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """Return bleu and chrf as plain numbers."""
-    return {name: score.value for name, score in scores(hypotheses, references).items()}
+    return {name: score.value for name, score in corpus_scores(hypotheses, references).items()}
 
 
 def metric(name: str) -> Metric:

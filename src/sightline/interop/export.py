@@ -34,7 +34,7 @@ TOLERANCE = 1e-3
 GREEDY = SearchConfig(beams=1)
 
 
-def export(
+def export_model(
     model: EncoderDecoder,
     tokenizer: Tokenizer,
     folder: Path,

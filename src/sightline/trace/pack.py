@@ -28,7 +28,7 @@ PIECE = 1_000_000
 DTYPES: dict[str, np.dtype[Any]] = {"f16": np.dtype("<f2"), "f32": np.dtype("<f4")}
 
 
-def pack(
+def pack_trace(
     trace: Trace, names: Iterable[str] | None = None, *, dtype: str = "f32", about: Mapping[str, Any] | None = None
 ) -> bytes:
     """Return the named tensors of a trace (by default all) as bytes.
@@ -66,7 +66,7 @@ def numbers(values: NDArray[np.float32], dtype: str) -> tuple[str, bytes]:
     return dtype, np.ascontiguousarray(values, DTYPES[dtype]).tobytes()
 
 
-def read(source: Path | str | bytes | bytearray) -> "PackedTrace":
+def read_trace(source: Path | str | bytes | bytearray) -> "PackedTrace":
     """Open a packed trace. Only the manifest of a file is read at first; each tensor is read when it is used."""
     if isinstance(source, bytes | bytearray):
         return PackedTrace(np.frombuffer(source, np.uint8), "The data")

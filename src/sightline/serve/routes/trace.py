@@ -13,7 +13,7 @@ from sightline.serve.routes.shared import Bytes, Row, Serving, row_bytes, search
 from sightline.serve.service import Search, Service
 from sightline.special import END, START
 from sightline.text.tokenizer import with_end
-from sightline.trace.pack import PIECE, pack
+from sightline.trace.pack import PIECE, pack_trace
 from sightline.trace.trace import Trace
 
 router = APIRouter(tags=["looking inside"], responses=responses(*MODEL))
@@ -79,7 +79,7 @@ async def tensors(
         wanted = names or stored.trace.names()
         numbers = sum(math.prod(stored.trace.sizes(one).values()) for one in wanted)
         limits.check_packed(numbers * (2 if dtype == "f16" else 4))
-        return pack(stored.trace, wanted, dtype=dtype)
+        return pack_trace(stored.trace, wanted, dtype=dtype)
 
     return Bytes(await service.call(request, stored.engine, work))
 
