@@ -242,7 +242,7 @@ class SearchConfig(Options):
     """Options of a search. The defaults are the paper's (§6.1): four beams."""
 
     beams: Annotated[int, Field(ge=1, le=1000, strict=True)] = 4
-    """Beam size; 1 is greedy search. With `sample`: number of samples."""
+    """Beam size; 1 is greedy search. When sampling: number of samples."""
     nbest: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
     """Number of answers to each text, best first."""
     length_penalty: Annotated[float, Field(ge=0, le=10)] = 1.0

@@ -15,8 +15,8 @@ BEAMS = SearchConfig.model_fields["beams"].default
 
 def back_translate(
     model: Annotated[str, Argument(help="Folder or name of a model that translates from the language of --text.")],
-    text: Annotated[list[Path], Option(help="Text in the target language, one sentence per line; may be repeated.")],
-    out: Annotated[Path, Option(help="Output as .tsv: machine-translated source, tab, line of --text.")],
+    text: Annotated[list[Path], Option(help="Text in the target language, one sentence per line.")],
+    out: Annotated[Path, Option(help="File to write, .tsv: translated source, tab, line of --text.")],
     beams: int | None = option(
         SearchConfig, "beams", "-b", default=None, help=f"Beam size. Default: {BEAMS}, or 1 with `sample`."
     ),
@@ -30,8 +30,10 @@ def back_translate(
     resume: Resume = False,
     plain: Plain = False,
 ) -> None:
-    """Make pairs from text in the target language: a model of the reverse direction writes the source of every line, so
-    that the training target is real text."""
+    """Make training pairs from text in the target language.
+
+    A model of the reverse direction writes the source of every line, so that the target is real text.
+    """
     from sightline.bulk.lines import check_files
     from sightline.bulk.pairs import write_pairs
     from sightline.engine import load_translator

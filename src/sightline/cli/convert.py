@@ -20,7 +20,7 @@ def import_(
     out: Annotated[Path, Option(help="The folder of the new model.")],
     revision: Annotated[str | None, Option(help="Branch, tag or commit of a model on the hub.")] = None,
     offline: Annotated[
-        bool, Option("--offline", help="Do not use the network: take a model of the hub from the cache.")
+        bool, Option("--offline", help="Do not use the network; take the model from the cache of the hub.")
     ] = False,
 ) -> None:
     """Convert a model of other software to a Sightline model. The weights stay the same."""
@@ -36,12 +36,16 @@ def export(
     out: Annotated[Path, Option(help="The new folder; an older export is replaced.")],
     precision: Annotated[
         Literal["float32", "int8"],
-        Option(help="Precision of the weights for ctranslate2; int8 is a quarter of the size and rounds."),
+        Option(
+            help="Precision of the weights, for ctranslate2. int8 has a quarter of the size and changes some answers."
+        ),
     ] = "float32",
     verify: Annotated[bool, Option(help="Load the exported model and compare its answers with the model's.")] = True,
 ) -> None:
-    """Write a model and its vocabulary for Hugging Face transformers, CTranslate2 or an ONNX runtime. The new folder
-    appears when it is complete and has passed the comparison with the model."""
+    """Write a model for Hugging Face transformers, CTranslate2 or an ONNX runtime.
+
+    The new folder has the vocabulary, too. It appears when it is complete and has passed the comparison with the model.
+    """
     from sightline.interop.export import export_model
     from sightline.model.transformer import EncoderDecoder
     from sightline.model_folder import SHORTLIST, ModelFolder

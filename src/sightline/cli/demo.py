@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Exit, Option
 
 from sightline.cli.console import console_sink
+from sightline.cli.parameters import PORT, Port
 from sightline.cli.serve import import_packages, run_service
 from sightline.errors import InputError
 
@@ -43,9 +44,9 @@ it has one correct answer to each sentence, so label smoothing would not help.""
 def demo(
     out: Annotated[Path | None, Option(help="Keep the trained model in this folder.")] = None,
     serve: Annotated[bool, Option(help="Open the page with all models at the end.")] = True,
-    port: Annotated[int, Option(min=0, max=65535, help="Port of the page; 0 chooses a free one.")] = 8000,
+    port: Port = PORT,
 ) -> None:
-    """Translate, trace the model, train a small model (less than a minute), and open the page with all of them."""
+    """See it work: translate, trace, train a small model in less than a minute, and open the page."""
     from rich.console import Console
 
     from sightline.config import ServeConfig

@@ -14,10 +14,10 @@ from sightline.errors import InputError
 
 def distill(
     teacher: Annotated[str, Argument(help="Folder or name of the model to learn from.")],
-    source: Annotated[
-        list[Path], Option(help="Text for the teacher to translate, one sentence per line; may be repeated.")
+    source: Annotated[list[Path], Option(help="Text for the teacher to translate, one sentence per line.")],
+    out: Annotated[
+        Path, Option(help="Folder of the student: the teacher's translations, the model, its training curves.")
     ],
-    out: Annotated[Path, Option(help="Folder of the student: translations of the teacher, model, curves.")],
     pairs: Annotated[
         Strings,
         Option(help="Real pairs in addition to those of the teacher: .tsv or .jsonl. FILE or FILE*WEIGHT."),
@@ -33,8 +33,10 @@ def distill(
     resume: Resume = False,
     plain: Plain = False,
 ) -> None:
-    """Distil a model: the teacher translates text, and a student of any preset is trained on these translations, which
-    are easier to learn from than human ones."""
+    """Train a small model (student) on the translations of a larger one (teacher).
+
+    These translations are easier to learn from than human ones.
+    """
     from sightline.bulk.distill import translate_for_student
     from sightline.train.run import RunOptions, TextFiles
 

@@ -58,13 +58,15 @@ def with_flags(message: str, parameters: Iterable[Any]) -> str:
 
 
 class Command(TyperCommand):
-    """A command that names options by their flags, and reports a `SightlineError` as one sentence and exits with 2."""
+    """A command whose help names options by their flags, and that reports a `SightlineError` as one sentence and exits with 2."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self.help = "\n\n".join(" ".join(part.split()) for part in (self.help or "").split("\n\n"))
         parameters: list[Any] = self.params
         for parameter in parameters:
-            parameter.help = with_flags(parameter.help or "", parameters)
+            several = " May be repeated." * getattr(parameter, "multiple", False)
+            parameter.help = with_flags(f"{parameter.help or ''}{several}", parameters)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""

@@ -16,7 +16,7 @@ def score(
     model: Model,
     source: Source,
     target: Target,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object per line, with every token.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print a JSON object per pair, with every token.")] = False,
     device: str = option(LoadOptions, "device"),
 ) -> None:
     """Print the log-probability of each pair, and the perplexity of all pairs to standard error."""
@@ -39,14 +39,17 @@ def align(
     model: Model,
     source: Source,
     target: Target,
-    gold: Annotated[Path | None, Option(help="Gold links, line by line, to compare with.")] = None,
+    gold: Annotated[Path | None, Option(help="Correct links, line by line, to compare with.")] = None,
     choose: Annotated[
-        bool, Option("--choose", help="Choose heads by --gold, and store the choice with the model.")
+        bool, Option("--choose", help="Choose the heads that agree best with --gold, and store them with the model.")
     ] = False,
     device: str = option(LoadOptions, "device"),
 ) -> None:
-    """Print the links of each pair as 0-0 1-2 (source word and target word, counted from 0), by the attention of the
-    model. With --gold, also print the error rate of all pairs to standard error."""
+    """Align the words of each pair by the attention of the model.
+
+    Print links as 0-0 1-2: source word and target word, counted from 0. With --gold, also print the error rate of all
+    pairs to standard error.
+    """
     from sightline.bulk.pairs import read_windows
     from sightline.data.corpus import Parallel, lines, read_pairs
     from sightline.engine import load_translator
@@ -79,14 +82,17 @@ def align(
 
 def shortlist(
     model: Annotated[str, Argument(help="Folder or name of a model; the shortlist is written there.")],
-    source: Annotated[Strings, Option(help="Source text, one sentence per line; may be repeated.")] = None,
+    source: Annotated[Strings, Option(help="Source text, one sentence per line.")] = None,
     target: Annotated[Strings, Option(help="Its translation, one file for each --source.")] = None,
-    pairs: Annotated[Strings, Option(help="Pairs: .tsv (source, tab, target) or .jsonl; may be repeated.")] = None,
+    pairs: Annotated[Strings, Option(help="Pairs: .tsv (source, tab, target) or .jsonl.")] = None,
     often: int | None = option(ShortlistOptions, "often"),
     likely: int = option(ShortlistOptions, "likely"),
 ) -> None:
-    """Learn from pairs, preferably those of the training, which tokens a translation may need. With --shortlist,
-    translate and evaluate search only among these."""
+    """Learn which tokens a translation may need, for faster search.
+
+    Learn from the training pairs, if possible. The option --shortlist of translate and evaluate then searches only
+    among these tokens.
+    """
     from sightline.bulk.pairs import learn_shortlist
     from sightline.data.corpus import Corpus, Parallel, Table
 

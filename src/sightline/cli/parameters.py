@@ -19,20 +19,26 @@ def option(group: type[Options], name: str, *flags: str, **more: Any) -> Any:
     """Return the parameter of a command for a declared option: its default and its help text, or `default` and `help`.
     `flags`: a short flag in addition to --name, or a long one in its place."""
     field = group.model_fields[name]
-    default, several = more.pop("default", field.default), isinstance(field.default, tuple)
-    text = more.pop("help", field.description) + " May be repeated." * several
+    default = more.pop("default", field.default)
     names = flags if any(flag.startswith("--") for flag in flags) else (f"--{name.replace('_', '-')}", *flags)
-    return Option(list(default) if several else default, *names, help=text)
+    default = list(default) if isinstance(default, tuple) else default
+    return Option(default, *names, **{"help": field.description, **more})
 
 
 Model = Annotated[str, Argument(help="Folder or name of a model.")]
+Port = Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")]
+PORT = 8000
+
 Source = Annotated[Path, Option(help="Source text, one sentence per line.")]
 Target = Annotated[Path, Option(help="Its translation, line by line.")]
 Resume = Annotated[bool, Option("--resume", help="Continue the work in --out.")]
 Plain = Annotated[bool, Option("--plain", help="Print lines instead of a progress bar.")]
 
 Config = Annotated[str | None, Option(help="TOML file of options; overrides the preset.")]
-Set = Annotated[Strings, Option(help="One option, as group.option=value; overrides preset and file.")]
+Set = Annotated[
+    Strings,
+    Option(help="Change an option: train.epochs=10. Overrides preset and file. `sightline config explain` lists all."),
+]
 
 
 def weighted(texts: Strings) -> list[tuple[str, float]]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Option, echo
 
-from sightline.cli.parameters import Strings, option
+from sightline.cli.parameters import PORT, Port, Strings, option
 from sightline.config import BackendName, LoadOptions, PrecisionName, ServeConfig
 
 Log = Literal["auto", "json", "plain"]
@@ -15,15 +15,15 @@ Log = Literal["auto", "json", "plain"]
 
 def serve(
     models: Annotated[
-        Strings, Argument(help="Folders or names of models, or NAME=FOLDER; without them, all bundled models.")
+        Strings, Argument(help="Folders or names of models, or NAME=FOLDER. Default: all bundled models.")
     ] = None,
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 is all networks.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8000,
+    port: Port = PORT,
     keys: Annotated[
-        Path | None, Option(help="File of API keys, one line NAME KEY per client; without it, access is open.")
+        Path | None, Option(help="File of API keys: a line NAME KEY for each client. Default: access is open.")
     ] = None,
     origins: list[str] = option(ServeConfig, "origins", "--allow-origin"),
-    set: Annotated[Strings, Option(help="Option of the service, as option=value.")] = None,
+    set: Annotated[Strings, Option(help="Change an option of the service: max_beams=8.")] = None,
     backend: BackendName = option(LoadOptions, "backend"),
     precision: PrecisionName = option(LoadOptions, "precision"),
     device: str = option(LoadOptions, "device"),

@@ -21,14 +21,15 @@ def train(
     valid_target: Annotated[str | None, Option(help="Its translation.")] = None,
     valid: Annotated[Strings, Option(help="Validation text, of the same kind as the training text.")] = None,
     preset: Annotated[
-        str | None, Option(help="A named configuration. Default: chosen by the size of the corpus.")
+        str | None,
+        Option(help="Named configuration, see `sightline config presets`. Default: by the size of the text."),
     ] = None,
     config: Config = None,
     set: Set = None,
-    init_from: Annotated[str | None, Option("--from", help="Start from a trained model.")] = None,
+    init_from: Annotated[str | None, Option("--from", help="Start from this trained model.")] = None,
     resume: Resume = False,
     device: str = option(LoadOptions, "device"),
-    cache: Annotated[Path | None, Option(help="Folder for tokenised text.")] = None,
+    cache: Annotated[Path | None, Option(help="Folder for tokenised text. Default: in the user's cache.")] = None,
     tensorboard: Annotated[bool, Option("--tensorboard", help="Also write curves for TensorBoard.")] = False,
     plain: Plain = False,
 ) -> None:

@@ -36,19 +36,25 @@ def translate(
     prefix: str = option(TextConstraints, "prefix"),
     forbid: list[str] = option(TextConstraints, "forbid"),
     require: list[str] = option(TextConstraints, "require"),
-    set: Annotated[Strings, Option(help="Another option of the search, as option=value.")] = None,
-    vote: Annotated[Strings, Option("--with", help="Another model of an ensemble; may be repeated.")] = None,
+    set: Annotated[Strings, Option(help="Change another option of the search: patience=1.")] = None,
+    vote: Annotated[Strings, Option("--with", help="Another model that votes on each token (ensemble).")] = None,
     align: Annotated[
         bool,
-        Option("--align", help="Add the word alignment, as TEXT ||| 0-0 1-2: source-target, counted from 0."),
+        Option("--align", help="Add the alignment: TEXT ||| 0-0 1-2, source word and target word, counted from 0."),
     ] = False,
-    as_json: Annotated[bool, Option("--json", help="Write a JSON object per line: text, score, tokens, ...")] = False,
+    as_json: Annotated[
+        bool,
+        Option("--json", help="Write a JSON object per line, with text, score, tokens and their log-probabilities."),
+    ] = False,
     backend: BackendName = option(LoadOptions, "backend"),
     precision: PrecisionName = option(LoadOptions, "precision"),
     shortlist: bool = option(LoadOptions, "shortlist"),
     device: str = option(LoadOptions, "device"),
 ) -> None:
-    """Translate text line by line. Lines of standard input are answered as they arrive."""
+    """Translate text line by line. Lines of standard input are answered as they arrive.
+
+    With several answers per line (--nbest), the output is NUMBER ||| TEXT ||| SCORE, one line for each answer.
+    """
     from sightline.bulk.lines import answer_lines, check_files, count_done, only_writer
     from sightline.engine import load_translator
     from sightline.options import load_options
