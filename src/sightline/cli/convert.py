@@ -37,7 +37,7 @@ def export(
     precision: Annotated[
         Literal["float32", "int8"],
         Option(
-            help="Precision of the weights, for ctranslate2. int8 has a quarter of the size and changes some answers."
+            help="Precision of the weights, for ctranslate2. int8 is a quarter of the size, but changes some answers."
         ),
     ] = "float32",
     verify: Annotated[bool, Option(help="Load the exported model and compare its answers with the model's.")] = True,

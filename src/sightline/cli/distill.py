@@ -15,9 +15,7 @@ from sightline.errors import InputError
 def distill(
     teacher: Annotated[str, Argument(help="Folder or name of the model to learn from.")],
     source: Annotated[list[Path], Option(help="Text for the teacher to translate, one sentence per line.")],
-    out: Annotated[
-        Path, Option(help="Folder of the student: the teacher's translations, the model, its training curves.")
-    ],
+    out: Annotated[Path, Option(help="Folder of the student: the teacher's translations, model, curves.")],
     pairs: Annotated[
         Strings,
         Option(help="Real pairs in addition to those of the teacher: .tsv or .jsonl. FILE or FILE*WEIGHT."),

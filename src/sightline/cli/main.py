@@ -58,7 +58,7 @@ def with_flags(message: str, parameters: Iterable[Any]) -> str:
 
 
 class Command(TyperCommand):
-    """A command whose help names options by their flags, and that reports a `SightlineError` as one sentence and exits with 2."""
+    """A command whose help names options by their flags, and whose errors are one sentence and exit code 2."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)

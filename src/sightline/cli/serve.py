@@ -20,7 +20,7 @@ def serve(
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 is all networks.")] = "127.0.0.1",
     port: Port = PORT,
     keys: Annotated[
-        Path | None, Option(help="File of API keys: a line NAME KEY for each client. Default: access is open.")
+        Path | None, Option(help="File of API keys: a line NAME KEY for each client. Without it, access is open.")
     ] = None,
     origins: list[str] = option(ServeConfig, "origins", "--allow-origin"),
     set: Annotated[Strings, Option(help="Change an option of the service: max_beams=8.")] = None,

@@ -22,7 +22,7 @@ def train(
     valid: Annotated[Strings, Option(help="Validation text, of the same kind as the training text.")] = None,
     preset: Annotated[
         str | None,
-        Option(help="Named configuration, see `sightline config presets`. Default: by the size of the text."),
+        Option(help="Named configuration of `sightline config presets`. Default: by the size of the text."),
     ] = None,
     config: Config = None,
     set: Set = None,

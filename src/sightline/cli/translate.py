@@ -44,7 +44,7 @@ def translate(
     ] = False,
     as_json: Annotated[
         bool,
-        Option("--json", help="Write a JSON object per line, with text, score, tokens and their log-probabilities."),
+        Option("--json", help="Write a JSON object per line: text, score, tokens, log_probs."),
     ] = False,
     backend: BackendName = option(LoadOptions, "backend"),
     precision: PrecisionName = option(LoadOptions, "precision"),
