@@ -77,7 +77,7 @@ def test_traces_of_dialogue_models_have_the_reply(server, folders, name):
     seen = engine.trace(expected)
     assert (answer["target"], answer["parts"]) == (expected.text, 1)
     assert (answer["ids"], answer["tokens"]) == (seen.ids, seen.tokens)
-    packed = read(server.get(f"/v1/trace/{answer['id']}", params={"dtype": "f32"}).content)
+    packed = read_trace(server.get(f"/v1/trace/{answer['id']}", params={"dtype": "f32"}).content)
     assert packed.names() == seen.names()
     assert np.allclose(packed["logits"].numpy(), seen["logits"].numpy(), atol=1e-5)
     long = server.post("/v1/trace", {"text": "x " * 64, "model": name})
