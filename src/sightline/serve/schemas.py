@@ -161,6 +161,24 @@ class Tensor(Answer):
     shape: list[int]
 
 
+class Operand(Answer):
+    """A tensor that another is computed from."""
+
+    name: str
+    rows: Literal["same", "all"]
+    """The rows that one row of the result needs: the row of the same token, or all."""
+
+
+class Step(Answer):
+    """How a tensor is computed; docs/reference/trace.md has the rules. Without operands it is an input."""
+
+    rule: str
+    operands: list[Operand] = []
+    weights: list[str] = []
+    """Names of parameters."""
+    constants: dict[str, Any] = {}
+
+
 class TraceAnswer(Answer):
     """The contents of a trace. Tensors are fetched by its id until newer traces need its memory."""
 
@@ -178,6 +196,8 @@ class TraceAnswer(Answer):
     ids: dict[str, list[int]]
     """Ids of the same tokens: the input of the model."""
     tensors: list[Tensor]
+    lineage: dict[str, Step]
+    """How each tensor is computed from others."""
 
 
 class PiecesAnswer(Answer):

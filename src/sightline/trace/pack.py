@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.errors import TraceError
+from sightline.trace.lineage import Step
 from sightline.trace.trace import Trace
 
 MAGIC = b"SIGHTLN\x01"
@@ -49,7 +50,14 @@ def pack(
         tensors.append({**entry, "offset": offset, "bytes": len(data)})
         buffers.append(data + b"\0" * (-len(data) % ALIGNMENT))
         offset += len(buffers[-1])
-    manifest = {"version": 1, "tokens": trace.tokens, "about": dict(about or {}), "tensors": tensors}
+    steps = {entry["name"]: trace.lineage.get(entry["name"]) for entry in tensors}
+    manifest = {
+        "version": 1,
+        "tokens": trace.tokens,
+        "about": dict(about or {}),
+        "tensors": tensors,
+        "lineage": {name: step.manifest() for name, step in steps.items() if step is not None},
+    }
     try:
         text = json.dumps(manifest, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
@@ -93,9 +101,10 @@ class PackedTrace(Trace):
             entries = list(manifest["tensors"])
             super().__init__(dict(manifest["tokens"]))
             self.about: dict[str, Any] = dict(manifest["about"])
+            self.lineage = {name: Step.read(step) for name, step in manifest.get("lineage", {}).items()}
             sound = manifest["version"] == 1 and all(map(_is_sound, entries))
             whole = all(entry["offset"] + entry["bytes"] <= len(data) - start for entry in entries)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             sound = whole = False
         if not sound:
             raise TraceError(f"{where}: the manifest is damaged.", value=where)

@@ -14,6 +14,7 @@ from torch import Tensor
 from sightline.errors import TraceError
 from sightline.files import optional_import
 from sightline.model.mask import Layout, PackedRows
+from sightline.trace.lineage import Step
 
 
 class Traced(NamedTuple):
@@ -65,6 +66,8 @@ class Trace:
     """The tokens of one sentence, "source" and "target", if the caller sets them."""
     ids: dict[str, list[int]] = field(default_factory=dict)
     """Their ids, as the model read them."""
+    lineage: dict[str, Step] = field(default_factory=dict)
+    """How each tensor is computed from others."""
     _entries: dict[str, list[_Entry]] = field(default_factory=dict)
     _checks: list[tuple[str, Tensor, Callable[[], Tensor]]] = field(default_factory=list)
     _sentence: int | None = None
@@ -106,8 +109,11 @@ class Trace:
         """Return, for every step, the largest difference between the traced output and the same step computed from the
         traced input with the current weights. A value that is NaN or infinite on one side only counts as infinite."""
         differences: dict[str, float] = {}
-        for name, output, compute in self._checks:
-            differences[name] = max(difference(output, compute()), differences.get(name, 0.0))
+        for name, ran, compute in self._checks:
+            again = compute()
+            beams = len(ran) // max(len(again), 1)  # may share keys and values
+            found = difference(ran, again.repeat_interleave(beams, 0))
+            differences[name] = max(found, differences.get(name, 0.0))
         return differences
 
     def record(
@@ -130,11 +136,11 @@ class Trace:
 
     def add_check(self, name: str, compute: Callable[[], Tensor]) -> None:
         """Let `check` compare the last tensor of this name with the same step computed again."""
-        self._checks.append((name, self.last(name), compute))
+        self._checks.append((name, self.last(name)(), compute))
 
-    def last(self, name: str) -> Tensor:
-        """Return the tensor of the last run, of the whole batch."""
-        return self._entries[name][-1].compute()
+    def last(self, name: str) -> Callable[[], Tensor]:
+        """Return a function that returns the tensor of the last run, of the whole batch."""
+        return self._entries[name][-1].compute
 
     def _found(self, name: str) -> list[_Entry]:
         if name not in self._entries:

@@ -59,6 +59,7 @@ async def trace(body: schemas.TraceRequest, request: Request, service: Serving) 
             tokens=seen.tokens,
             ids=seen.ids,
             tensors=[_tensor(seen, one) for one in seen.names()],
+            lineage={name: schemas.Step(**step.manifest()) for name, step in seen.lineage.items()},
         )
 
     return await service.call(request, engine, work)
