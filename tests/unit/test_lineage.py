@@ -1,17 +1,20 @@
 """The lineage of a trace states how each tensor is computed, and computing it gives the tensor."""
 
 import json
+import re
+from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
-from sightline.trace.lineage import RULES, lineage
-from sightline.trace.pack import pack, read
+from sightline.trace.lineage import RULES, Rule, lineage
+from sightline.trace.pack import manifest, pack, read
 from sightline.trace.watch import tracing
 from sightline.trace.what_if import PARTS, what_if
 from support import difference, every_variant, ids, reader, translator, writer
 
-INPUTS = {"embedding", "positions"}
+INPUTS = {"embedding", "segments", "positions"}
 
 
 def traces(variant, without=()):
@@ -31,17 +34,22 @@ def traces(variant, without=()):
 
 def recompute(model, given, trace, name):
     """Compute a tensor from its operands in the trace; an input from the tables of the model."""
-    step = trace.lineage[name]
-    if step.rule == "embedding":
+    step, stack = trace.lineage[name], name.partition(".")[0]
+    if step.rule in ("embedding", "segments"):
         (weight,) = map(model.get_parameter, step.weights)
-        stack = name.partition(".")[0]
-        segments = given["segments"] if model.config.architecture == "encoder-only" else 0 * given[stack]
-        return weight[segments if name.endswith("segments") else given[stack]]
+        rows = {"embedding": given[stack], "segments": given["segments"]}[step.rule]
+        return weight[
+            rows if model.config.architecture == "encoder-only" else given[stack] * (step.rule == "embedding")
+        ]
     if step.rule == "positions":
         module = model.get_submodule(name)
-        length = given[name.partition(".")[0]].shape[1]
+        length = given[stack].shape[1]
         assert [model.get_parameter(weight) is module.table for weight in step.weights] in ([], [True])
-        return module.table[None, :length]
+        table = module.table[None, :length]
+        if "off" in step.constants:
+            sine, cosine = table.chunk(2, dim=-1)
+            return torch.cat([0 * sine, 0 * cosine + name.endswith("rotary")], dim=-1)
+        return table
     return step.compute(model, [trace[operand.name].values for operand in step.operands])
 
 
@@ -107,36 +115,83 @@ def test_a_row_needs_the_stated_rows_only(variant):
 @pytest.mark.parametrize("variant", ["learned", "rotary"])
 def test_lineage_of_a_what_if(variant, part):
     for model, given, trace in traces(variant, [part]):
-        for name, step in trace.lineage.items():
+        for name in trace.lineage:
             value = trace[name].values
-            again = recompute(model, given, trace, name) if step.operands else value
+            again = recompute(model, given, trace, name)
             finite = value.isfinite()
+            assert torch.equal(finite, again.isfinite()), name
             assert difference(again[finite], value[finite]) <= 1e-5 * max(1.0, value[finite].abs().max().item()), name
-        if part != "positions" and (part != "look-ahead-mask" or "decoder.output" in trace):
+        if part != "look-ahead-mask" or "decoder.output" in trace:
             assert trace.lineage != lineage(model)
 
 
 def test_lineage_of_edited_heads():
-    model, path = translator(), "decoder.layers.1.cross_attention"
-    edits = {"scale_heads": {path: {1: 3.0}}, "average_heads": {path: [0]}}
+    model, path = translator(), "decoder.layers.1.self_attention"
+    edits = {
+        "scale_heads": {path: {1: 3.0}},
+        "average_heads": {path: [0]},
+        "set_attention": {path: {(1, 2, 0): 0.5, (1, 3, 1): 0.0}},
+    }
     with torch.no_grad(), what_if(model, **edits), tracing(model) as trace:
         model(ids(1, 6), ids(1, 5))
-    assert trace.lineage[f"{path}.probabilities"].rule == "edited"
+    step = trace.lineage[f"{path}.probabilities"]
+    assert step.rule == "edited_softmax"
+    assert step.constants == {"average": [0], "cells": [[1, 2, 0, 0.5], [1, 3, 1, 0.0]]}
     assert trace.lineage[f"{path}.z"].constants == {"factors": {"1": 3.0}}
-    step = trace.lineage[f"{path}.z"]
-    again = step.compute(model, [trace[operand.name].values for operand in step.operands])
-    assert difference(again, trace[f"{path}.z"].values) <= 1e-5
+    for name in f"{path}.probabilities", f"{path}.z":
+        step = trace.lineage[name]
+        again = step.compute(model, [trace[operand.name].values for operand in step.operands])
+        assert difference(again, trace[name].values) <= 1e-5
 
 
-def test_lineage_is_packed():
-    for _, _, trace in traces("rotary"):
-        names = trace.names()[3:30]
-        data = pack(trace, names)
-        assert read(data).lineage == {name: trace.lineage[name] for name in names}
-        manifest = json.loads(data[16 : 16 + int.from_bytes(data[8:16], "little")])
-        for name in names:
-            step = trace.lineage[name]
-            written = {"operands": [], "weights": [], "constants": {}, **manifest["lineage"][name]}
-            assert written["rule"] == step.rule
-            assert [(one["name"], one["rows"]) for one in written["operands"]] == list(step.operands)
-            assert (written["weights"], written["constants"]) == (list(step.weights), step.constants)
+def test_every_rule_is_declared_documented_and_used():
+    assert set(get_args(Rule)) == INPUTS | set(RULES)
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "trace.md").read_text("utf-8")
+    table = text.partition("| rule | result |")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.count("|") == 3]
+    assert [rule for row in rows for rule in re.findall(r"`(\w+)`", row)] == list(get_args(Rule))
+
+
+def test_stacks_name_their_parts_and_sides():
+    for model in translator(), writer(), reader():
+        with torch.no_grad(), tracing(model) as trace:
+            inputs = {
+                "encoder-decoder": (ids(1, 6), ids(1, 5)),
+                "decoder-only": (ids(1, 5),),
+                "encoder-only": (ids(1, 6),),
+            }
+            model(*inputs[model.config.architecture])
+        one, lengths = trace.sentence(0), {"source": 6, "target": 5}
+        for stack in trace.stacks:
+            for layer in range(stack["layers"]):
+                parts = [f"{stack['name']}.layers.{layer}.{part}" for part in stack["sublayers"]]
+                own = [name for name in trace.names() if name.startswith(f"{stack['name']}.layers.{layer}.")]
+                seen = dict.fromkeys(
+                    name.rpartition(".")[0].replace(".norm", "").replace("_residual", "") for name in own
+                )
+                assert list(seen) == parts
+                assert trace.lineage[f"{parts[0]}.masked"].constants["causal"] == stack["causal"]
+        for name in one.names():
+            sizes = one.sizes(name)
+            assert one.sides(name).keys() == sizes.keys() & {"position", "query", "key"}, name
+            assert all(sizes[axis] == lengths[side] for axis, side in one.sides(name).items()), name
+
+
+def test_a_packed_trace_has_its_manifest():
+    for model, _, trace in traces("rotary"):
+        one = trace.sentence(0)
+        one.model, one.parts = "toy", 2
+        one.tokens = {stack["side"]: list("abcdef") for stack in one.stacks}
+        one.ids = {stack["side"]: [1, 2, 3, 4, 5, 6] for stack in one.stacks}
+        names = one.names()[3:30]
+        data = pack(one, names)
+        again = read(data)
+        assert manifest(again) == manifest(one, names)
+        assert again.lineage == {name: one.lineage[name] for name in names}
+        written = json.loads(data[16 : 16 + int.from_bytes(data[8:16], "little")])
+        for tensor in written["tensors"]:
+            for field in "dtype", "offset", "bytes":
+                del tensor[field]
+        assert written == {**manifest(one, names), "about": {}}
+        assert again.config == model.config.model_dump()
+        assert all("lineage" in tensor for tensor in written["tensors"])

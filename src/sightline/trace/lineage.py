@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sightline.model.transformer import (
     ACTIVATIONS,
     CrossAttention,
+    Decoder,
     Embedding,
     FeedForward,
     Model,
@@ -24,9 +25,36 @@ from sightline.model.transformer import (
     rotate,
     split,
 )
+from sightline.trace.steps import AttentionEdit, set_cells
 from sightline.trace.what_if import WhatIf
 
 Steps = Iterator[tuple[str, "Step"]]
+Rule = Literal[
+    "embedding",
+    "segments",
+    "positions",
+    "copy",
+    "zeros",
+    "scale",
+    "sum",
+    "residual",
+    "linear",
+    "projection",
+    "rotation",
+    "scores",
+    "scaled_scores",
+    "mask",
+    "softmax",
+    "edited_softmax",
+    "weighted_sum",
+    "concat",
+    "activation",
+    "mean",
+    "variance",
+    "norm",
+]
+"""All rules, inputs of the model first. docs/reference/trace.md explains them."""
+SUBLAYERS = "self_attention", "cross_attention", "feed_forward"
 
 
 class Operand(NamedTuple):
@@ -40,7 +68,7 @@ class Operand(NamedTuple):
 class Step(NamedTuple):
     """How a tensor is computed. Without operands it is an input of the model: rows of tables, by ids or positions."""
 
-    rule: str
+    rule: Rule
     operands: tuple[Operand, ...] = ()
     weights: tuple[str, ...] = ()
     """Names of parameters."""
@@ -53,7 +81,8 @@ class Step(NamedTuple):
 
     def manifest(self) -> dict[str, Any]:
         """Return the step as JSON, without empty fields."""
-        fields = {**self._asdict(), "operands": [operand._asdict() for operand in self.operands]}
+        operands = [operand._asdict() for operand in self.operands]
+        fields = {**self._asdict(), "operands": operands, "weights": list(self.weights)}
         return {name: value for name, value in fields.items() if value}
 
     @classmethod
@@ -66,6 +95,21 @@ class Step(NamedTuple):
         """Compute the tensor again with the current weights."""
         weights = [model.get_parameter(name).detach() for name in self.weights]
         return RULES[self.rule](*operands, *weights, **self.constants)
+
+
+def stacks(model: nn.Module) -> list[dict[str, Any]]:
+    """Describe the stacks of a model in the order of computation: the last one predicts tokens."""
+    return [
+        {
+            "name": name,
+            "side": "target" if isinstance(module, Decoder) else "source",
+            "causal": isinstance(module, Decoder),  # no position attends to later ones
+            "layers": len(module.layers),
+            "sublayers": [part for part in SUBLAYERS if hasattr(module.layers[0], part)],
+        }
+        for name, module in model.named_children()
+        if isinstance(module, Stack)
+    ]
 
 
 def lineage(model: Model, edits: WhatIf | None = None) -> dict[str, Step]:
@@ -90,11 +134,12 @@ def lineage(model: Model, edits: WhatIf | None = None) -> dict[str, Step]:
 
 def _stack(path: str, stack: Stack, activation: str, edits: WhatIf) -> Steps:
     if stack.rotary is not None:
-        yield f"{path}.rotary", Step("positions")
+        off = edits.is_off("positions", f"{path}.rotary")
+        yield f"{path}.rotary", Step("positions", constants={"off": True} if off else {})
     yield from _embedding(f"{path}.embedding", stack.embedding, edits)
     x = f"{path}.embedding.output"
     for i, layer in enumerate(stack.layers):
-        for name in ("self_attention", "cross_attention", "feed_forward"):
+        for name in SUBLAYERS:
             own = f"{path}.layers.{i}.{name}"
             module = getattr(layer, name, None)
             if module is None:
@@ -118,9 +163,12 @@ def _embedding(path: str, module: Embedding, edits: WhatIf) -> Steps:
     yield f"{path}.tokens", Step("embedding", weights=_weights(f"{path}.tokens", module.tokens))
     yield f"{path}.scaled", Step("scale", (Operand(f"{path}.tokens"),), constants={"factor": module.scale})
     addends = [Operand(f"{path}.scaled")]
-    for name, rule, table in ("positions", "positions", module.positions), ("segments", "embedding", module.segments):
+    tables: tuple[tuple[Literal["positions", "segments"], nn.Module | None], ...]
+    tables = ("positions", module.positions), ("segments", module.segments)
+    for name, table in tables:
         if table is not None:
-            yield f"{path}.{name}", Step(rule, weights=_weights(f"{path}.{name}", table))
+            off = {"off": True} if edits.is_off(name, f"{path}.{name}") else {}
+            yield f"{path}.{name}", Step(name, (), _weights(f"{path}.{name}", table), off)
             addends.append(Operand(f"{path}.{name}"))
     yield f"{path}.sum", Step("sum", tuple(addends))
     if isinstance(module.norm, nn.LayerNorm):
@@ -145,7 +193,7 @@ def _norm(path: str, module: nn.Module, source: Step, edits: WhatIf) -> Steps:
     x, mean, variance = (Operand(f"{path}.{name}") for name in ("input", "mean", "variance"))
     yield f"{path}.input", source
     yield f"{path}.mean", Step("mean", (x,))
-    yield f"{path}.variance", Step("variance", (x,))
+    yield f"{path}.variance", Step("variance", (x, mean))
     scaled = Step("norm", (x, mean, variance), _weights(path, module), {"epsilon": module.eps})
     yield f"{path}.output", _copy(f"{path}.input") if edits.is_off("norms", path) else scaled
 
@@ -167,18 +215,25 @@ def _attention(path: str, module: MultiHeadAttention, rotary: bool, edits: WhatI
             yield f"{path}.{which}", Step("rotation", operands)
     d_k = module.output.in_features // module.heads
     causal = path.startswith("decoder.") and not cross and not (edit and edit.look_ahead)
-    edited = Step("edited", (Operand(f"{path}.masked"),))
     yield f"{path}.scores", Step("scores", (Operand(f"{path}.q"), Operand(f"{path}.k", "all")))
     scaled = Step("scaled_scores", (Operand(f"{path}.scores"),), constants={"d_k": d_k})
     yield f"{path}.scaled", _copy(f"{path}.scores") if edit and edit.unscaled else scaled
     yield f"{path}.masked", Step("mask", (Operand(f"{path}.scaled"),), constants={"causal": causal})
-    softmax = Step("softmax", (Operand(f"{path}.masked"),))
-    yield f"{path}.probabilities", edited if edit and (edit.average or edit.cells) else softmax
+    masked = (Operand(f"{path}.masked"),)
+    edited = _edited(edit) if edit else {}
+    yield f"{path}.probabilities", Step("edited_softmax" if edited else "softmax", masked, constants=edited)
     factors = {"factors": {str(head): factor for head, factor in edit.factors.items()}} if edit and edit.factors else {}
     operands = Operand(f"{path}.probabilities"), Operand(f"{path}.v", "all")
     yield f"{path}.z", Step("weighted_sum", operands, constants=factors)
     yield f"{path}.concat", Step("concat", (Operand(f"{path}.z"),))
     yield f"{path}.output", _linear(f"{path}.output", module.output, f"{path}.concat")
+
+
+def _edited(edit: AttentionEdit) -> dict[str, Any]:
+    """Return the changes of a what-if to probabilities."""
+    cells = [[*at, key, value] for at, row in edit.cells.items() for key, value in row.items()]
+    changes = {"average": sorted(edit.average), "cells": cells}
+    return {name: value for name, value in changes.items() if value}
 
 
 def _feed_forward(path: str, module: FeedForward, activation: str, edits: WhatIf) -> Steps:
@@ -224,6 +279,20 @@ def softmax(scores: Tensor) -> Tensor:
     return scores.float().softmax(-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
 
 
+def edited_softmax(masked: Tensor, *, average: Sequence[int] = (), cells: Sequence[Sequence[Any]] = ()) -> Tensor:
+    """Compute the softmax of the other heads. Averaged heads attend equally to all allowed keys. Each cell is head,
+    query, key and probability; the other cells of its row are rescaled so that the row sums to 1."""
+    probabilities, seen = softmax(masked), masked[:, 0] != -torch.inf
+    for head in average:
+        probabilities[:, head] = seen / seen.sum(-1, keepdim=True).clamp(min=1)
+    rows: dict[tuple[int, int], dict[int, float]] = {}
+    for head, query, key, value in cells:
+        rows.setdefault((int(head), int(query)), {})[int(key)] = value
+    for (head, query), row in rows.items():
+        probabilities[:, head] = set_cells(probabilities[:, head].clone(), seen, query, row)
+    return probabilities
+
+
 def weighted_sum(probabilities: Tensor, v: Tensor, *, factors: dict[str, float] | None = None) -> Tensor:
     """Sum the values, weighted by the probabilities; a what-if may multiply heads."""
     z = probabilities @ v.float()
@@ -237,7 +306,7 @@ def norm(x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor
     return (x.float() - mean[..., None]) / (variance[..., None] + epsilon).sqrt() * weight + bias
 
 
-RULES: dict[str, Callable[..., Tensor]] = {
+RULES: dict[Rule, Callable[..., Tensor]] = {
     "copy": lambda x: x,
     "zeros": torch.zeros_like,
     "scale": lambda x, *, factor: x * factor,
@@ -250,11 +319,12 @@ RULES: dict[str, Callable[..., Tensor]] = {
     "scaled_scores": lambda scores, *, d_k: scores / math.sqrt(d_k),
     "mask": mask,
     "softmax": softmax,
+    "edited_softmax": edited_softmax,
     "weighted_sum": weighted_sum,
     "concat": lambda z: z.transpose(1, 2).flatten(2),
     "activation": lambda x, *, kind: ACTIVATIONS[kind]()(x),
     "mean": lambda x: x.float().mean(-1),
-    "variance": lambda x: x.float().var(-1, correction=0),
+    "variance": lambda x, mean: (x.float() - mean[..., None]).square().mean(-1),
     "norm": norm,
 }
 """How tensors are computed from operands, weights and constants. Tensors have a batch axis."""

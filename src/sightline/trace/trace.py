@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -68,6 +68,14 @@ class Trace:
     """Their ids, as the model read them."""
     lineage: dict[str, Step] = field(default_factory=dict)
     """How each tensor is computed from others."""
+    model: str = ""
+    """The name of the model, if the caller sets it."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """The options of the model, as in docs/reference/config.md."""
+    stacks: list[dict[str, Any]] = field(default_factory=list)
+    """The stacks of the model: name, side of the tokens that it reads, layers and their sub-layers."""
+    parts: int = 1
+    """Number of segments of the text that the model translates separately, if the caller sets it."""
     _entries: dict[str, list[_Entry]] = field(default_factory=dict)
     _checks: list[tuple[str, Tensor, Callable[[], Tensor]]] = field(default_factory=list)
     _sentence: int | None = None
@@ -98,6 +106,11 @@ class Trace:
         cells = self._cells(name, entry, self._sentence)
         shape = (n if some is None else len(some) for n, some in zip(entry.shape[1:], cells, strict=True))
         return dict(zip(entry.axes[1:], shape, strict=True))
+
+    def sides(self, name: str) -> dict[str, str]:
+        """Return the side, "source" or "target", whose tokens are along each axis of tokens of `trace[name]`."""
+        sides, axes = _sides(name, [stack["side"] for stack in self.stacks]), self.sizes(name)
+        return {axis: side for axis, side in sides.items() if axis in axes and self.stacks}
 
     def sentence(self, index: int) -> "Trace":
         """Return the trace of one sentence of the batch, without the batch axis and without padding."""
@@ -187,7 +200,7 @@ def _labels(
     return {axis: words for axis, (words, size) in found.items() if words and len(words) == size}
 
 
-def _sides(name: str, known: Mapping[str, Any]) -> dict[str, str]:
+def _sides(name: str, known: Container[str]) -> dict[str, str]:
     """Return the side, source or target, of each axis of tokens. A model without a decoder has a source only."""
     own = "source" if name.startswith(("encoder.", "head")) or "target" not in known else "target"
     return {"position": own, "query": own, "key": "source" if ".cross_attention." in name else own}

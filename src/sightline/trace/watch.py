@@ -26,7 +26,7 @@ from sightline.model.transformer import (
     Residual,
     Stack,
 )
-from sightline.trace.lineage import lineage
+from sightline.trace.lineage import lineage, stacks
 from sightline.trace.steps import AttentionSteps, spell_out
 from sightline.trace.trace import Trace, difference
 from sightline.trace.what_if import WhatIf, active_what_if, require_model
@@ -65,7 +65,7 @@ class _Watch:
     """The hooks that fill a trace, each tensor after those that it is computed from."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self.trace = model, Trace()
+        self.model, self.trace = model, Trace(config=model.config.model_dump(), stacks=stacks(model))
         self.edits: WhatIf | None = None  # of the pass that runs now
         self.steps = lineage(model)
         self.layouts: dict[str, Layout] = {}
