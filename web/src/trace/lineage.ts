@@ -303,7 +303,7 @@ const RULES: Record<Step["rule"], Rule> = {
     const fromTop = kindOf(trace, operands[0]) === "stack.output";
     const which = { q: "query", k: "key", v: "value" }[letter];
     return {
-      text: `The ${which} of a token: its vector ${fromTop ? "from the encoder " : ""}times a learned matrix.`,
+      text: `The ${which} of a token: its vector ${fromTop ? `from the ${operands[0].split(".")[0]} ` : ""}times a learned matrix.`,
       formula: `${letter}_c = \\sum_i x_i\\, W^${letter.toUpperCase()}_{i,c}`,
       ...(await weighted(about, [a], out, fromTop ? "memory" : "x")),
     };

@@ -158,9 +158,13 @@ export class GlassStore {
 
   // --- The clock: first the stack that reads all tokens together, layer by layer; then a target token in each step
 
+  /** The stack that reads all tokens together. */
+  get encoder(): Stack | undefined {
+    return this.trace?.stacks.find((stack) => !stack.causal);
+  }
+
   get encoderFrames(): number {
-    const encoder = this.trace?.stacks.find((stack) => !stack.causal);
-    return encoder ? encoder.layers + 1 : 0;
+    return this.encoder ? this.encoder.layers + 1 : 0;
   }
 
   get frames(): number {
