@@ -109,7 +109,7 @@ class Trace:
 
     def sides(self, name: str) -> dict[str, str]:
         """Return the side, "source" or "target", whose tokens are along each axis of tokens of `trace[name]`."""
-        sides, axes = _sides(name, [stack["side"] for stack in self.stacks]), self.sizes(name)
+        sides, axes = _sides(name, [stack["side"] for stack in self.stacks]), self._found(name)[-1].axes
         return {axis: side for axis, side in sides.items() if axis in axes and self.stacks}
 
     def sentence(self, index: int) -> "Trace":

@@ -183,7 +183,11 @@ const COPIES: Record<string, string> = {
 };
 
 const LINEAR: Record<string, { text: string; formula: string; symbol: string }> = {
-  "attention.output": { text: "A learned matrix W^O mixes all heads (§3.2.2).", formula: "\\sum_i \\mathrm{concat}_i\\, W^O_{i,c}", symbol: "concat" },
+  "attention.output": {
+    text: "A learned matrix W^O mixes all heads (§3.2.2).",
+    formula: "\\sum_i \\mathrm{concat}_i\\, W^O_{i,c}",
+    symbol: "concat",
+  },
   "feed_forward.inner": {
     text: "Each unit detects one pattern in the vector of the token (§3.3).",
     formula: "\\sum_i x_i\\, W_{1\\,i,c} + b_{1\\,c}",
@@ -395,9 +399,8 @@ const RULES: Record<Step["rule"], Rule> = {
     const seen = Array.from(scores, (score) => Number(score !== -Infinity));
     const keys = seen.reduce((sum, one) => sum + one, 0);
     const averaged = ((constants.average ?? []) as number[]).includes(h);
-    const cells = new Map(
-      ((constants.cells ?? []) as number[][]).filter(([head, query, key]) => head === h && query === a && seen[key]).map(([, , key, value]) => [key, value]),
-    );
+    const edits = ((constants.cells ?? []) as number[][]).filter(([head, query, key]) => head === h && query === a && seen[key]);
+    const cells = new Map(edits.map(([, , key, value]) => [key, value]));
     if (cells.has(b)) return unchanged({ label: "set", value: cells.get(b)! }, "A what-if has set this weight.", "p");
     if (averaged && !cells.size)
       return {
@@ -429,15 +432,18 @@ const RULES: Record<Step["rule"], Rule> = {
       { values: Array.from(weights, (_, j) => at(values, h, j, c)), node: (j) => ({ name: v, at: [h, j, c] }) },
       labelled(trace, v),
     );
-    const made = { kind: "dot" as const, text: "The sum of all values, each weighted by its attention (§3.2.1).", formula: "z_c = \\sum_j p_j\\, v_{j,c}", live: products(rows) };
     const table = { columns: ["word", "attention", "value", "product"], rows };
+    const live = products(rows);
     const factor = (constants.factors as Record<string, number> | undefined)?.[h];
-    if (factor === undefined) return { ...made, ...table };
+    if (factor === undefined) {
+      const text = "The sum of all values, each weighted by its attention (§3.2.1).";
+      return { kind: "dot", text, formula: "z_c = \\sum_j p_j\\, v_{j,c}", live, ...table };
+    }
     return {
       kind: "factor",
       text: "The weighted sum of all values (§3.2.1), times the factor that a what-if gives to this head.",
       formula: "z_c = f\\sum_j p_j\\, v_{j,c}",
-      live: `${inTex(factor)}\\,(${made.live})`,
+      live: `${inTex(factor)}\\,(${live})`,
       ...table,
       also: [{ label: "factor", value: factor }],
     };
