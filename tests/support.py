@@ -38,6 +38,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rotary": {"positions": {"kind": "rotary"}, "activation": "swiglu", "norm": "pre"},
     "no positions": {"positions": {"kind": "none"}, "scale_embedding": False},
 }
+ONE_STACK: dict[str, dict[str, Any]] = {
+    "gpt": {"architecture": "decoder-only", "norm": "pre", "activation": "gelu-tanh", "positions": {"kind": "learned"}},
+    "llama": {"architecture": "decoder-only", "norm": "pre", "activation": "swiglu", "positions": {"kind": "rotary"}},
+    "bert": {
+        "architecture": "encoder-only",
+        "activation": "gelu",
+        "positions": {"kind": "learned"},
+        "segments": 2,
+        "embedding_norm": True,
+        "scale_embedding": False,
+        "classifier_bias": True,
+    },
+}
+"""Options of models of one stack."""
+
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 

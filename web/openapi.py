@@ -23,6 +23,8 @@ def document() -> dict[str, Any]:
     for schema in schemas.values():
         schema["required"] = list(schema["properties"])  # a trace has all options
     found["components"]["schemas"] |= schemas
+    trace = found["components"]["schemas"]["TraceAnswer"]
+    trace["properties"]["config"] = {"$ref": "#/components/schemas/ModelConfig"}
     return found
 
 

@@ -12,34 +12,20 @@ from sightline.config import ModelConfig
 from sightline.model.transformer import build
 from sightline.model_folder import load_tokenizer, save_model
 from sightline.serve.routes.page import STATIC
-from support import random_weights
+from support import ONE_STACK, random_weights
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 
 STACK = {"layers": 2, "heads": 4, "d_ff": 48}
-OTHERS = {
-    "gpt": {"architecture": "decoder-only", "norm": "pre", "activation": "gelu-tanh", "positions": {"kind": "learned"}},
-    "llama": {"architecture": "decoder-only", "norm": "pre", "activation": "swiglu", "positions": {"kind": "rotary"}},
-    "bert": {
-        "architecture": "encoder-only",
-        "activation": "gelu",
-        "positions": {"kind": "learned"},
-        "segments": 2,
-        "embedding_norm": True,
-        "scale_embedding": False,
-        "classifier_bias": True,
-    },
-}
-"""Models of one stack."""
 
 
 @pytest.fixture(scope="session")
 def folders(taught, tmp_path_factory):
     """Model folders: a partly trained translator and models of one stack."""
     tokenizer, found = load_tokenizer(taught), {"taught": taught}
-    for name, options in OTHERS.items():
+    for name, options in ONE_STACK.items():
         torch.manual_seed(3)
         sizes = {"d_model": 32, "encoder": STACK, "decoder": STACK, "attention_bias": True}
         found[name] = tmp_path_factory.mktemp("models") / name

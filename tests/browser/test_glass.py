@@ -514,6 +514,14 @@ def test_an_open_box_is_busy_until_its_numbers_are_loaded(visit, part):
     assert body.get_by_role("slider").or_(body.locator("td")).count() >= 2
 
 
+def label(piece):
+    """A token as the page shows it: dots mark the continuation of a word, a sign after a space shows the space."""
+    bare = piece.removeprefix("▁")
+    if bare[:1].isalnum():
+        return bare if piece.startswith("▁") else f"…{bare}"
+    return f"␣{bare}" if piece.startswith("▁") else bare
+
+
 def test_the_output_shows_the_likeliest_words(visit, trace, taught):
     page = visit().go(address(open="output", word="t2"))
     page.locator(".body tbody tr").nth(9).wait_for()
@@ -522,4 +530,4 @@ def test_the_output_shows_the_likeliest_words(visit, trace, taught):
     best = probabilities.argsort()[::-1][: len(shown)]
     assert np.abs(np.array(shown) - probabilities[best]).max() < 1e-4
     words = sightline.load(taught, device="cpu", backend="torch").tokenizer
-    assert page.locator(".body tbody th").all_inner_texts() == [one.removeprefix("▁") for one in words.pieces(best)]
+    assert page.locator(".body tbody th").all_inner_texts() == [label(one) for one in words.pieces(best)]

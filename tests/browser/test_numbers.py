@@ -1,14 +1,30 @@
 """Every number on the page is computed by the model, and follows from the numbers shown with it."""
 
+import contextlib
+import json
 import math
+import os
 import random
 import re
+import shutil
+import subprocess
 import urllib.parse
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import torch
 
+from serving import cannot
+from sightline.config import ModelConfig
 from sightline.engine import load
+from sightline.model.protocol import Inputs
+from sightline.model.transformer import build
+from sightline.trace.lineage import Rule, stacks
+from sightline.trace.pack import pack
+from sightline.trace.watch import trace_pass
+from sightline.trace.what_if import PARTS, what_if
+from support import ONE_STACK, random_weights
 
 TEXT, TARGET = "The animal was too tired.", "Das Tier war zu müde."
 WEB = Path(__file__).parents[2] / "web"
@@ -142,6 +158,67 @@ def test_every_number_follows_from_its_shown_operands(visit, folders, model, kin
             derived, rounding = again(kind, also, rows)
             assert derived == result or abs(derived - result) <= rounding + shown(result), (name, at, kind)
     assert seen >= kinds
+
+
+MODELS = {
+    "encoder-decoder": {},
+    "encoder-decoder-pre-norm": {"norm": "pre", "activation": "gelu", "positions": {"kind": "halves", "start": 2}},
+    "encoder-decoder-tensor2tensor": {
+        "positions": {"kind": "halves", "frequencies": "tensor2tensor", "start": 1},
+        "activation": "swish",
+        "attention_bias": True,
+        "classifier_bias": True,
+    },
+    "no-positions": {"positions": {"kind": "none"}, "scale_embedding": False},
+    **ONE_STACK,
+    "gated-reader": {"architecture": "encoder-only", "activation": "swiglu", "positions": {"kind": "rotary"}},
+}
+DECODER = "decoder.layers.0.self_attention"
+WHAT_IFS = {
+    **{part: {"without": [part]} for part in PARTS},
+    "heads": {"remove_heads": {DECODER: [0]}, "average_heads": {DECODER: [1]}},
+    "cells": {"set_attention": {DECODER: {(0, 2, 0): 0.5, (1, 2, 1): 0.0}}, "average_heads": {DECODER: [1]}},
+}
+
+
+def write_trace(folder, name, model, **changes):
+    """Write the trace of a model, inside a what-if, with its weights."""
+    ids = {"source": [5, 1, 4, 3], "target": [1, 6, 2]}
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        if changes:
+            stack.enter_context(what_if(model, **changes))
+        sides = {kind["side"] for kind in stacks(model)}
+        trace = trace_pass(model, Inputs(**{side: torch.tensor([ids[side]]) for side in sides})).sentence(0)
+    trace.ids = {side: ids[side] for side in sides}
+    pieces = [f"▁word{i}" for i in range(model.config.vocab_size)]
+    trace.tokens = {side: [pieces[i] for i in own] for side, own in trace.ids.items()}
+    weights = {name: one.tolist() for name, one in model.named_parameters(remove_duplicate=False)}
+    (folder / f"{name}.trace").write_bytes(pack(trace))
+    (folder / f"{name}.json").write_text(json.dumps({"weights": weights, "pieces": pieces}), "utf-8")
+
+
+@pytest.mark.medium
+def test_every_number_of_small_models_is_recomputed(tmp_path):
+    """By the page's rules from the operands that they show; also inside what-ifs."""
+    stack, models = {"layers": 2, "heads": 2, "d_ff": 6}, {}
+    for name, options in MODELS.items():
+        sizes = {"vocab_size": 7, "d_model": 8, "encoder": stack, "decoder": stack, "embedding_norm": True}
+        models[name] = random_weights(build(ModelConfig.model_validate({**sizes, **options})))
+        write_trace(tmp_path, name, models[name])
+    for name, changes in WHAT_IFS.items():
+        write_trace(tmp_path, f"what-if-{name}", models["encoder-decoder-pre-norm"], **changes)
+        if name != "positions":
+            continue
+        write_trace(tmp_path, f"what-if-{name}-rotary", models["llama"], **changes)
+    write_trace(tmp_path, "what-if-post-norm", models["encoder-decoder"], without=["residuals", "norms@decoder"])
+    (tmp_path / "rules.json").write_text(json.dumps(get_args(Rule)), "utf-8")
+    if not shutil.which("npx") or not (WEB / "node_modules").exists():
+        cannot("npm or web/node_modules is missing; run make web")
+    command = ["npx", "vitest", "run", "src/trace/lineage.test.ts"]
+    environment = {**os.environ, "VITE_TRACES": str(tmp_path)}
+    done = subprocess.run(command, check=False, cwd=WEB, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped" not in done.stdout
 
 
 def test_unscaled_embeddings_have_no_scale(visit):

@@ -181,6 +181,47 @@ def test_tests_of_the_architecture_are_found(code, count):
     assert len(architecture_tests(code)) == count
 
 
+PAGE = {
+    path: path.read_text("utf-8")
+    for path in (ROOT / "web" / "src").rglob("*")
+    if path.suffix in {".ts", ".svelte"} and path.name != "generated.ts" and not path.name.endswith(".test.ts")
+}
+STACK_NAMES = re.compile(
+    r"architecture|(?:encoder|decoder)-(?:decoder|only)"
+    r"|[\"'`/(|^](?:encoder|decoder)\b[^ ]"  # a string, or a pattern, that begins with the name of a stack
+    r"|(?:config|stacks|tokens|ids)\??\.(?:encoder|decoder)\b"
+)
+
+
+def without_comments(code: str) -> str:
+    return re.sub(r"/\*.*?\*/|<!--.*?-->|(?<!:)//.*?$", "", code, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", sorted(PAGE), ids=lambda path: path.name)
+def test_no_test_of_the_architecture_in_the_page(path):
+    """The manifest of a trace states the stacks and their sides; the task of a model states what it does."""
+    assert STACK_NAMES.findall(without_comments(PAGE[path])) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [
+        ('model.architecture === "x"', 1),
+        ('kind === "decoder-only"', 1),
+        ('trace.hasStack("encoder")', 1),
+        ('trace.has("decoder.output")', 1),
+        ("trace.has(`decoder.layers.${i}`)", 1),
+        ("/^(encoder|decoder)\\.rotary$/", 1),
+        ("trace.config.encoder.layers", 1),
+        ("// the encoder's layers, as in encoder.layers.0", 0),
+        ("`${stack.name}.layers`", 0),
+        ('"The encoder reads all words."', 0),
+    ],
+)
+def test_tests_of_the_architecture_in_the_page_are_found(code, count):
+    assert len(STACK_NAMES.findall(without_comments(code))) == count
+
+
 # --- Public names
 
 

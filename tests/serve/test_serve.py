@@ -34,7 +34,8 @@ from sightline.serve.problems import Problem
 from sightline.serve.service import Service, Traces
 from sightline.special import END, START
 from sightline.text.tokenizer import Tokenizer
-from sightline.trace.pack import PIECE, read_trace
+from sightline.trace.lineage import lineage
+from sightline.trace.pack import PIECE, manifest, read_trace
 from support import raises
 
 TEXTS = [pair.source for pair in generate("test", 40)]
@@ -210,6 +211,19 @@ def floats(answer):
     assert answer.headers["content-type"] == "application/octet-stream"
     assert answer.headers["cache-control"] == "no-store"
     return np.frombuffer(answer.content, "<f4")
+
+
+def test_a_trace_has_the_same_manifest_over_http_and_in_a_file(server, engine):
+    answer = server.post("/v1/trace", {"text": TEXTS[0]}).json()
+    packed = server.get(f"/v1/trace/{answer['id']}").content
+    again = read_trace(packed)
+    assert manifest(again) == {name: value for name, value in answer.items() if name not in ("id", "target")}
+    assert again.model == "tiny-en-de"
+    trace = engine.trace(TEXTS[0])
+    assert again.lineage == trace.lineage == lineage(engine.model)
+    assert again.stacks == trace.stacks
+    for tensor in answer["tensors"]:
+        assert tensor["sides"] == trace.sides(tensor["name"])
 
 
 def test_trace_reports_the_number_of_parts(server, engine):

@@ -298,6 +298,16 @@ def test_a_block_without_a_pass_is_an_error():
 
 
 @torch.no_grad()
+def test_a_part_of_the_positions_can_be_classified():
+    model = translator("biased")
+    with tracing(model) as trace:
+        hidden = model.hidden(Inputs(ids(2, 6), ids(2, 5)))
+        logits = model.classifier(hidden[:, -1:])
+    assert torch.equal(trace["logits"].values, logits)
+    assert max(trace.check().values()) <= 1e-5
+
+
+@torch.no_grad()
 def test_nan_counts_as_an_infinite_difference():
     model = translator("biased")
     model.encoder.layers[0].self_attention.output.bias[0] = torch.nan

@@ -333,6 +333,11 @@ export interface components {
         ModelsAnswer: {
             models: components["schemas"]["ModelAbout"][];
         };
+        Operand: {
+            name: string;
+            /** @enum {string} */
+            rows: "same" | "all";
+        };
         Pair: {
             source: string;
             target: string;
@@ -352,6 +357,26 @@ export interface components {
             log_prob: number;
             tokens: string[];
             log_probs: number[];
+        };
+        Stack: {
+            name: string;
+            /** @enum {string} */
+            side: "source" | "target";
+            causal: boolean;
+            layers: number;
+            sublayers: string[];
+        };
+        Step: {
+            /** @enum {string} */
+            rule: "embedding" | "segments" | "positions" | "copy" | "zeros" | "scale" | "sum" | "residual" | "linear" | "projection" | "rotation" | "scores" | "scaled_scores" | "mask" | "softmax" | "edited_softmax" | "weighted_sum" | "concat" | "activation" | "mean" | "variance" | "norm";
+            /** @default [] */
+            operands?: components["schemas"]["Operand"][];
+            /** @default [] */
+            weights?: string[];
+            /** @default {} */
+            constants?: {
+                [key: string]: unknown;
+            };
         };
         StreamRequest: {
             /** @default 1 */
@@ -406,22 +431,27 @@ export interface components {
             name: string;
             axes: string[];
             shape: number[];
+            sides: {
+                [key: string]: "source" | "target";
+            };
+            lineage?: components["schemas"]["Step"] | null;
         };
         TraceAnswer: {
-            id: string;
+            /** @constant */
+            version: 1;
             model: string;
-            target: string | null;
+            config: components["schemas"]["ModelConfig"];
             parts: number;
-            config: {
-                [key: string]: unknown;
-            };
             tokens: {
                 [key: string]: string[];
             };
             ids: {
                 [key: string]: number[];
             };
+            stacks: components["schemas"]["Stack"][];
             tensors: components["schemas"]["Tensor"][];
+            id: string;
+            target: string | null;
         };
         TraceRequest: {
             /** @default 4 */

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from sightline.config import SearchConfig, TextConstraints
+from sightline.trace.lineage import Rule
 
 
 def _check_surrogates(text: str) -> str:
@@ -16,6 +17,7 @@ def _check_surrogates(text: str) -> str:
 
 CONSTRAINTS = TextConstraints.model_fields
 Text = Annotated[str, AfterValidator(_check_surrogates)]
+Side = Literal["source", "target"]
 Model = Annotated[str | None, Field(description="Name of a model; default: the first of /v1/models.", max_length=64)]
 
 
@@ -151,31 +153,74 @@ class TraceRequest(SearchRequest):
     """Target to trace; default: the model's own translation or reply. Only for models that translate."""
 
 
+class Operand(Answer):
+    """A tensor that another is computed from."""
+
+    name: str
+    rows: Literal["same", "all"]
+    """The rows that one row of the result needs: the row of the same token, or all."""
+
+
+class Step(Answer):
+    """How a tensor is computed; docs/reference/trace.md has the rules. Without operands it is an input."""
+
+    rule: Rule
+    operands: list[Operand] = []
+    weights: list[str] = []
+    """Names of parameters."""
+    constants: dict[str, Any] = {}
+
+
 class Tensor(Answer):
     """A tensor of a trace."""
 
     name: str
     axes: list[str]
     shape: list[int]
+    sides: dict[str, Side]
+    """By axis: the side whose tokens are along it."""
+    lineage: Step | None = None
+    """How it is computed from others."""
 
 
-class TraceAnswer(Answer):
-    """The contents of a trace. Tensors are fetched by its id until newer traces need its memory."""
+class Stack(Answer):
+    """A stack of the model. The last one predicts tokens."""
 
-    id: str
+    name: str
+    side: Side
+    """The tokens that it reads."""
+    causal: bool
+    """Whether positions do not attend to later ones; then each position predicts the next token."""
+    layers: int
+    sublayers: list[str]
+    """The parts of each layer, in the order of computation."""
+
+
+class TraceManifest(Answer):
+    """The contents of a trace: the same over HTTP and in a file (docs/reference/trace.md)."""
+
+    version: Literal[1]
     model: str
-    target: str | None
-    """The traced target, a translation or a reply; null for a model that writes neither."""
+    config: dict[str, Any]
+    """The options of the model, as in docs/reference/config.md."""
     parts: int
     """Number of segments (sentences or lines) that are translated separately. If there are several, the target joins
     their translations, while the trace is one pass over the whole text, which might be translated differently."""
-    config: dict[str, Any]
-    """The options of the model, as in docs/reference/config.md."""
     tokens: dict[str, list[str]]
     """Tokens of source and target, with start and end. Decoder-only models have no source, encoder-only no target."""
     ids: dict[str, list[int]]
     """Ids of the same tokens: the input of the model."""
+    stacks: list[Stack]
+    """In the order of computation."""
     tensors: list[Tensor]
+
+
+class TraceAnswer(TraceManifest):
+    """A stored trace. Its tensors are fetched by its id until newer traces need its memory."""
+
+    id: str
+    target: str | None
+    """The traced target, a translation or a reply; null for a model that writes neither."""
 
 
 class PiecesAnswer(Answer):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.errors import TraceError
+from sightline.trace.lineage import Step
 from sightline.trace.trace import Trace
 
 MAGIC = b"SIGHTLN\x01"
@@ -39,23 +40,40 @@ def pack_trace(
         raise TraceError.of("dtype", dtype, f"must be {' or '.join(DTYPES)}, got {dtype!r}.")
     if isinstance(names, str):
         raise TraceError.of("names", names, f"must be a list, [{names!r}], got a string.")
-    tensors: list[dict[str, Any]] = []
+    description = {**manifest(trace, names), "about": dict(about or {})}
     buffers: list[bytes] = []
     offset = 0
-    for name in trace.names() if names is None else names:
-        traced = trace[name]
-        kind, data = numbers(traced.numpy(), dtype)
-        entry = {"name": name, "axes": list(traced.axes), "shape": list(traced.values.shape), "dtype": kind}
-        tensors.append({**entry, "offset": offset, "bytes": len(data)})
+    for tensor in description["tensors"]:
+        kind, data = numbers(trace[tensor["name"]].numpy(), dtype)
+        tensor |= {"dtype": kind, "offset": offset, "bytes": len(data)}
         buffers.append(data + b"\0" * (-len(data) % ALIGNMENT))
         offset += len(buffers[-1])
-    manifest = {"version": 1, "tokens": trace.tokens, "about": dict(about or {}), "tensors": tensors}
     try:
-        text = json.dumps(manifest, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        text = json.dumps(description, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
         raise TraceError.of("about", None, f"must be JSON: {error}.") from None
     text += b" " * (-(HEADER.size + len(text)) % ALIGNMENT)
     return b"".join([HEADER.pack(MAGIC, len(text)), text, *buffers])
+
+
+def manifest(trace: Trace, names: Iterable[str] | None = None) -> dict[str, Any]:
+    """Return the description of a trace and the named tensors, by default all: the same in a file and over HTTP."""
+    return {
+        "version": 1,
+        "model": trace.model,
+        "config": trace.config,
+        "parts": trace.parts,
+        "tokens": trace.tokens,
+        "ids": trace.ids,
+        "stacks": trace.stacks,
+        "tensors": [_tensor(trace, name) for name in (trace.names() if names is None else names)],
+    }
+
+
+def _tensor(trace: Trace, name: str) -> dict[str, Any]:
+    sizes, step = trace.sizes(name), trace.lineage.get(name)
+    lineage = {"lineage": step.manifest()} if step else {}
+    return {"name": name, "axes": list(sizes), "shape": list(sizes.values()), "sides": trace.sides(name), **lineage}
 
 
 def numbers(values: NDArray[np.float32], dtype: str) -> tuple[str, bytes]:
@@ -91,11 +109,14 @@ class PackedTrace(Trace):
         try:
             manifest = json.loads(data[HEADER.size : start].tobytes())
             entries = list(manifest["tensors"])
-            super().__init__(dict(manifest["tokens"]))
+            super().__init__(dict(manifest["tokens"]), dict(manifest.get("ids", {})))
             self.about: dict[str, Any] = dict(manifest["about"])
+            self.model, self.parts = str(manifest.get("model", "")), int(manifest.get("parts", 1))
+            self.config, self.stacks = dict(manifest.get("config", {})), list(manifest.get("stacks", []))
+            self.lineage = {entry["name"]: Step.read(entry["lineage"]) for entry in entries if "lineage" in entry}
             sound = manifest["version"] == 1 and all(map(_is_sound, entries))
             whole = all(entry["offset"] + entry["bytes"] <= len(data) - start for entry in entries)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             sound = whole = False
         if not sound:
             raise TraceError(f"{where}: the manifest is damaged.", value=where)

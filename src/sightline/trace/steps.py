@@ -78,17 +78,17 @@ def spell_out(
         for head in edit.average:
             probabilities[:, head] = (seen / seen.sum(-1, keepdim=True).clamp(min=1))[:, 0]
         for (head, query), cells in edit.cells.items():
-            row = _set_cells(probabilities[:, head].clone(), seen[:, 0], query, cells, positions)
+            row = set_cells(probabilities[:, head].clone(), seen[:, 0], query, cells, positions)
             probabilities[:, head] = row
         return AttentionSteps(scores, scaled, masked, probabilities, edit.apply_factors(probabilities @ v))
 
 
-def _set_cells(
+def set_cells(
     matrix: Float[Tensor, "batch query key"],
     seen: Bool[Tensor, "#batch query key"],
     query: int,
     cells: dict[int, float],
-    positions: Int[Tensor, "batch query"] | None,
+    positions: Int[Tensor, "batch query"] | None = None,
 ) -> Float[Tensor, "batch query key"]:
     """Set some cells of one head's matrix, and rescale the other cells of their row so that it sums to 1."""
     rows = torch.arange(matrix.shape[1], device=matrix.device)[None] if positions is None else positions

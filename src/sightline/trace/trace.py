@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from sightline.errors import TraceError
 from sightline.files import optional_import
 from sightline.model.mask import Layout, PackedRows
+from sightline.trace.lineage import Step
 
 
 class Traced(NamedTuple):
@@ -65,6 +66,16 @@ class Trace:
     """The tokens of one sentence, "source" and "target", if the caller sets them."""
     ids: dict[str, list[int]] = field(default_factory=dict)
     """Their ids, as the model read them."""
+    lineage: dict[str, Step] = field(default_factory=dict)
+    """How each tensor is computed from others."""
+    model: str = ""
+    """The name of the model, if the caller sets it."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """The options of the model, as in docs/reference/config.md."""
+    stacks: list[dict[str, Any]] = field(default_factory=list)
+    """The stacks of the model: name, side of the tokens that it reads, layers and their sub-layers."""
+    parts: int = 1
+    """Number of segments of the text that the model translates separately, if the caller sets it."""
     _entries: dict[str, list[_Entry]] = field(default_factory=dict)
     _checks: list[tuple[str, Tensor, Callable[[], Tensor]]] = field(default_factory=list)
     _sentence: int | None = None
@@ -96,6 +107,11 @@ class Trace:
         shape = (n if some is None else len(some) for n, some in zip(entry.shape[1:], cells, strict=True))
         return dict(zip(entry.axes[1:], shape, strict=True))
 
+    def sides(self, name: str) -> dict[str, str]:
+        """Return the side, "source" or "target", whose tokens are along each axis of tokens of `trace[name]`."""
+        sides, axes = _sides(name, [stack["side"] for stack in self.stacks]), self._found(name)[-1].axes
+        return {axis: side for axis, side in sides.items() if axis in axes and self.stacks}
+
     def sentence(self, index: int) -> "Trace":
         """Return the trace of one sentence of the batch, without the batch axis and without padding."""
         one = copy.copy(self)
@@ -106,8 +122,11 @@ class Trace:
         """Return, for every step, the largest difference between the traced output and the same step computed from the
         traced input with the current weights. A value that is NaN or infinite on one side only counts as infinite."""
         differences: dict[str, float] = {}
-        for name, output, compute in self._checks:
-            differences[name] = max(difference(output, compute()), differences.get(name, 0.0))
+        for name, ran, compute in self._checks:
+            again = compute()
+            beams = len(ran) // max(len(again), 1)  # may share keys and values
+            found = difference(ran, again.repeat_interleave(beams, 0))
+            differences[name] = max(found, differences.get(name, 0.0))
         return differences
 
     def record(
@@ -130,11 +149,11 @@ class Trace:
 
     def add_check(self, name: str, compute: Callable[[], Tensor]) -> None:
         """Let `check` compare the last tensor of this name with the same step computed again."""
-        self._checks.append((name, self.last(name), compute))
+        self._checks.append((name, self.last(name)(), compute))
 
-    def last(self, name: str) -> Tensor:
-        """Return the tensor of the last run, of the whole batch."""
-        return self._entries[name][-1].compute()
+    def last(self, name: str) -> Callable[[], Tensor]:
+        """Return a function that returns the tensor of the last run, of the whole batch."""
+        return self._entries[name][-1].compute
 
     def _found(self, name: str) -> list[_Entry]:
         if name not in self._entries:
@@ -181,7 +200,7 @@ def _labels(
     return {axis: words for axis, (words, size) in found.items() if words and len(words) == size}
 
 
-def _sides(name: str, known: Mapping[str, Any]) -> dict[str, str]:
+def _sides(name: str, known: Container[str]) -> dict[str, str]:
     """Return the side, source or target, of each axis of tokens. A model without a decoder has a source only."""
     own = "source" if name.startswith(("encoder.", "head")) or "target" not in known else "target"
     return {"position": own, "query": own, "key": "source" if ".cross_attention." in name else own}

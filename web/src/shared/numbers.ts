@@ -40,6 +40,9 @@ export function percent(probability: number): string {
 export const counted = (count: number, one: string, many = `${one}s`) =>
   `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
 
+/** A word with a capital. */
+export const titled = (text: string) => text[0].toUpperCase() + text.slice(1);
+
 /** A large number with a unit. */
 export const size = (count: number) =>
   count >= 1e5 ? `${(count / 1e6).toFixed(1)} M` : count >= 1e3 ? `${(count / 1e3).toFixed(0)} k` : String(count);

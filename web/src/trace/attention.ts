@@ -1,37 +1,36 @@
-/** The attentions of a trace, by the names of their tensors. */
+/** The attentions of a trace. */
 
-import type { Side, StackName, Trace } from "./trace";
-
-export type AttentionKind = "self" | "cross";
+import type { Side, Stack, Trace } from "./trace";
 
 export interface Attention {
   /** encoder.layers.0.self_attention */
   path: string;
-  stack: StackName;
+  stack: Stack;
   layer: number;
-  kind: AttentionKind;
   queries: Side;
   keys: Side;
 }
 
-const NAME = /^(encoder|decoder)\.layers\.(\d+)\.(self|cross)_attention$/;
-
-export function attentionFrom(path: string): Attention | null {
-  const found = NAME.exec(path);
-  if (!found) return null;
-  const stack = found[1] as StackName;
-  const kind = found[3] as AttentionKind;
-  const queries: Side = stack === "encoder" ? "source" : "target";
-  return { path, stack, layer: Number(found[2]), kind, queries, keys: kind === "cross" ? "source" : queries };
-}
+/** Whether queries and keys are tokens of different sides. */
+export const isCross = ({ queries, keys }: Pick<Attention, "queries" | "keys">) => queries !== keys;
 
 const known = new WeakMap<Trace, Attention[]>();
 
 /** All attentions of a trace, in the order of computation. */
 export function attentions(trace: Trace): Attention[] {
-  if (!known.has(trace)) {
-    const names = trace.manifest.tensors.map(({ name }) => name).filter((name) => name.endsWith("_attention.probabilities"));
-    known.set(trace, names.map((name) => attentionFrom(name.slice(0, -".probabilities".length))!));
-  }
+  if (!known.has(trace)) known.set(trace, trace.stacks.flatMap((stack) => attentionsOf(trace, stack)));
   return known.get(trace)!;
 }
+
+function attentionsOf(trace: Trace, stack: Stack): Attention[] {
+  const layers = Array.from({ length: stack.layers }, (_, layer) =>
+    stack.sublayers.flatMap((part) => {
+      const path = `${stack.name}.layers.${layer}.${part}`;
+      const { query, key } = trace.sides(`${path}.probabilities`);
+      return query && key ? [{ path, stack, layer, queries: query, keys: key }] : [];
+    }),
+  );
+  return layers.flat();
+}
+
+export const attentionAt = (trace: Trace, path: string) => attentions(trace).find((one) => one.path === path);

@@ -1,10 +1,11 @@
 /** Sources of a trace's bytes: a service, or a file that contains some of the tensors. */
 
+import type { components } from "../generated";
 import { Problem, type Connection } from "../shared/request.svelte";
-import { manifestOf, Trace, type Carrier, type Manifest, type Tensor } from "./trace";
+import { manifestOf, read, row, Trace, type Carrier } from "./trace";
 
 /** A trace in the memory of a service. */
-export function serverCarrier(connection: Connection, { id, model }: Manifest): Carrier {
+export function serverCarrier(connection: Connection, { id, model }: components["schemas"]["TraceAnswer"]): Carrier {
   const trace = `/v1/trace/${encodeURIComponent(id)}`;
   const owner = `/v1/models/${encodeURIComponent(model)}`;
   const bytes = (path: string) => connection.read(connection.send(path), (answer) => answer.arrayBuffer());
@@ -31,10 +32,10 @@ export function serverCarrier(connection: Connection, { id, model }: Manifest): 
 export function storedTrace(buffer: ArrayBuffer): Trace {
   const missing = () => Promise.reject(new Problem(404, "The stored trace does not contain these numbers."));
   const manifest = manifestOf(buffer);
-  const stored = new Set<string>(manifest.tensors.map((one: Tensor) => one.name));
-  return new Trace(manifest.about, {
+  const stored = new Set(manifest.tensors.map((one) => one.name));
+  return new Trace(manifest, {
     tensors: (names) => (names.every((name) => stored.has(name)) ? Promise.resolve(buffer) : missing()),
-    row: missing,
+    row: (name, at) => (stored.has(name) ? Promise.resolve(row(read(buffer).find((one) => one.name === name)!, at)) : missing()),
     weights: missing,
     pieces: missing,
   });

@@ -7,7 +7,6 @@ import type { components } from "../generated";
 
 type Schemas = components["schemas"];
 export type Dtype = "f16" | "f32";
-export type Side = "source" | "target";
 
 export interface Tensor {
   name: string;
@@ -16,16 +15,12 @@ export interface Tensor {
   data: Float32Array;
 }
 
-export type StackName = "encoder" | "decoder";
-export type ModelConfig = Schemas["ModelConfig"];
-
-/** The contents of a trace. */
-export interface Manifest extends Omit<Schemas["TraceAnswer"], "config" | "tokens" | "ids" | "parts"> {
-  config: ModelConfig;
-  tokens: Partial<Record<Side, string[]>>;
-  ids: Partial<Record<Side, number[]>>;
-  parts?: number;
-}
+/** The contents of a trace: the same from a service, which adds its id and target, and from a file. */
+export type Manifest = Omit<Schemas["TraceAnswer"], "id" | "target">;
+export type Stack = Schemas["Stack"];
+export type Side = Stack["side"];
+/** How a tensor is computed. */
+export type Step = Schemas["Step"];
 
 /** The source of a trace's bytes. */
 export interface Carrier {
@@ -49,7 +44,7 @@ function opened(buffer: ArrayBuffer) {
 }
 
 /** The description of a packed trace. */
-export const manifestOf = (buffer: ArrayBuffer) => opened(buffer).manifest;
+export const manifestOf = (buffer: ArrayBuffer): Manifest => opened(buffer).manifest;
 
 /** The tensors of a packed trace. */
 export function read(buffer: ArrayBuffer): Tensor[] {
@@ -78,7 +73,7 @@ export function fromHalf(bits: Uint16Array): Float32Array {
 }
 
 export class Trace {
-  private shapes: Map<string, { axes: string[]; shape: number[] }>;
+  private tensorOf: Map<string, Manifest["tensors"][number]>;
   private found = new Map<string, Promise<Tensor>>();
   private rows = new Map<string, Promise<Float32Array>>();
 
@@ -86,16 +81,26 @@ export class Trace {
     readonly manifest: Manifest,
     private carrier: Carrier,
   ) {
-    this.shapes = new Map(manifest.tensors.map((one) => [one.name, one]));
+    this.tensorOf = new Map(manifest.tensors.map((one) => [one.name, one]));
   }
 
-  get config(): ModelConfig {
+  get config(): Manifest["config"] {
     return this.manifest.config;
   }
 
-  /** Whether the model has this stack. Decoder-only models have no encoder, and vice versa. */
-  hasStack(stack: StackName): boolean {
-    return this.words(stack === "encoder" ? "source" : "target").length > 0;
+  /** The stacks of the model, in the order of computation. */
+  get stacks(): Stack[] {
+    return this.manifest.stacks;
+  }
+
+  /** The last stack, which predicts tokens. */
+  get top(): Stack {
+    return this.stacks[this.stacks.length - 1];
+  }
+
+  /** Whether the model reads a source and writes a target. */
+  get translates(): boolean {
+    return this.stacks.length > 1;
   }
 
   words(side: Side): string[] {
@@ -103,15 +108,25 @@ export class Trace {
   }
 
   has(name: string): boolean {
-    return this.shapes.has(name);
+    return this.tensorOf.has(name);
   }
 
   shape(name: string): number[] {
-    return this.shapes.get(name)?.shape ?? [];
+    return this.tensorOf.get(name)?.shape ?? [];
   }
 
   axes(name: string): string[] {
-    return this.shapes.get(name)?.axes ?? [];
+    return this.tensorOf.get(name)?.axes ?? [];
+  }
+
+  /** By axis of a tensor: the side whose tokens are along it. */
+  sides(name: string): Record<string, Side | undefined> {
+    return this.tensorOf.get(name)?.sides ?? {};
+  }
+
+  /** How a tensor is computed. */
+  step(name: string): Step | undefined {
+    return this.tensorOf.get(name)?.lineage ?? undefined;
   }
 
   /** Load tensors by name, those that are missing in one request: in half precision for pictures, in single for numbers. */

@@ -13,14 +13,14 @@ from sightline.serve.routes.shared import Bytes, Row, Serving, row_bytes, search
 from sightline.serve.service import Search, Service
 from sightline.special import END, START
 from sightline.text.tokenizer import with_end
-from sightline.trace.pack import PIECE, pack_trace
+from sightline.trace.pack import PIECE, manifest, pack_trace
 from sightline.trace.trace import Trace
 
 router = APIRouter(tags=["looking inside"], responses=responses(*MODEL))
 Dtype = Annotated[Literal["f16", "f32"], Query(description="Half or single precision, little-endian.")]
 
 
-@router.post("/v1/trace")
+@router.post("/v1/trace", response_model_exclude_unset=True)
 async def trace(body: schemas.TraceRequest, request: Request, service: Serving) -> schemas.TraceAnswer:
     """Trace the model and list the recorded tensors. Their values are fetched by the id of the trace."""
     limits.check_texts([body.text, *filter(None, [body.target]), *body.constraints], service.config)
@@ -50,15 +50,11 @@ async def trace(body: schemas.TraceRequest, request: Request, service: Serving) 
 
     def work() -> schemas.TraceAnswer:
         seen, parts = _trace(service, engine, body, result)
+        seen.model, seen.parts = name, parts
         return schemas.TraceAnswer(
             id=service.traces.add(seen, engine),
-            model=name,
             target=body.target if result is None else result.text,
-            parts=parts,
-            config=engine.model.config.model_dump(),
-            tokens=seen.tokens,
-            ids=seen.ids,
-            tensors=[_tensor(seen, one) for one in seen.names()],
+            **manifest(seen),
         )
 
     return await service.call(request, engine, work)
@@ -127,8 +123,3 @@ def _trace(service: Service, engine: Engine, body: schemas.TraceRequest, result:
     source = source_ids(engine, sources)
     limits.check_tokens(service.config, text=[source], **{"translation" if result else "target": [target]})
     return engine.trace(with_end(source, engine.model.config.source_end), target), len(sources)
-
-
-def _tensor(seen: Trace, name: str) -> schemas.Tensor:
-    sizes = seen.sizes(name)
-    return schemas.Tensor(name=name, axes=list(sizes), shape=list(sizes.values()))

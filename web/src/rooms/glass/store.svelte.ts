@@ -6,11 +6,11 @@ import { searchOf } from "../../app/view.svelte";
 import { taskOf } from "../../shared/models";
 import { word } from "../../shared/numbers";
 import { Latest, Problem, Unreachable } from "../../shared/request.svelte";
-import { attentionFrom, attentions } from "../../trace/attention";
+import { attentionAt, attentions } from "../../trace/attention";
 import { serverCarrier, storedTrace } from "../../trace/carriers";
-import { nodeFrom, nodeName, sideOf, type Node } from "../../trace/lineage";
+import { nodeFrom, nodeName, type Node } from "../../trace/lineage";
 import storedAt from "../../trace/stored.bin?url";
-import { row, Trace, type Manifest, type Side, type StackName, type Tensor } from "../../trace/trace";
+import { row, Trace, type Side, type Stack, type Tensor } from "../../trace/trace";
 import { tokenAt } from "./view";
 
 export interface Token {
@@ -85,8 +85,8 @@ export class GlassStore {
     void this.live.ask([name, text, target ?? JSON.stringify(search)], async (signal) => {
       // The service traces a search, not a sample. So the sample is drawn first, as Translate does it.
       const drawn = sampled ? (await api.stream(name, text, search, () => {}, signal)).text : target;
-      const manifest = (await api.trace(name, text, drawn, search, signal)) as Manifest;
-      return new Trace(manifest, serverCarrier(connection, manifest));
+      const answer = await api.trace(name, text, drawn, search, signal);
+      return new Trace(answer, serverCarrier(connection, answer));
     });
   }
 
@@ -156,11 +156,15 @@ export class GlassStore {
     this.app.go({ why: nodeName(node) });
   }
 
-  // --- The clock: first the encoder, layer by layer; then a target token in each step
+  // --- The clock: first the stack that reads all tokens together, layer by layer; then a target token in each step
+
+  /** The stack that reads all tokens together. */
+  get encoder(): Stack | undefined {
+    return this.trace?.stacks.find((stack) => !stack.causal);
+  }
 
   get encoderFrames(): number {
-    const { trace } = this;
-    return trace?.hasStack("encoder") ? trace.config.encoder.layers + 1 : 0;
+    return this.encoder ? this.encoder.layers + 1 : 0;
   }
 
   get frames(): number {
@@ -192,19 +196,19 @@ export class GlassStore {
   }
 
   /** Whether a part of a stack is not computed yet. Part 0 is the embedding; the last layer includes the top. */
-  pending(stack: StackName, layer: number): boolean {
-    return stack === "encoder" ? this.encoded < layer : this.written === 0;
+  pending({ causal }: Stack, layer: number): boolean {
+    return causal ? this.written === 0 : this.encoded < layer;
   }
 
   /** Why a part of a stack is empty at this step, and the first step that fills it. */
-  reasonEmpty(stack: StackName, layer: number): { reason: string; until: number } | null {
-    const at = this.position(sideOf(stack));
+  reasonEmpty(stack: Stack, layer: number): { reason: string; until: number } | null {
+    const at = this.position(stack.side);
     if (this.pending(stack, layer)) {
-      const until = stack === "encoder" ? layer + 1 : this.encoderFrames + Math.max(at, 0) + 1;
+      const until = stack.causal ? this.encoderFrames + Math.max(at, 0) + 1 : layer + 1;
       return { reason: "Not computed yet at this step.", until };
     }
-    if (stack === "encoder" || at < this.written) return null;
-    const token = word(this.trace?.words("target")[at] ?? "");
+    if (!stack.causal || at < this.written) return null;
+    const token = word(this.trace?.words(stack.side)[at] ?? "");
     return { reason: `“${token}” is not read yet at this step.`, until: this.encoderFrames + at + 1 };
   }
 
@@ -252,7 +256,7 @@ export class GlassStore {
     const token = this.active;
     if (!token || token.at >= this.read(token.side)) return shades;
     const looks = (one: { queries: Side; keys: Side }) => one.queries === token.side && one.keys === side;
-    const open = attentionFrom(this.app.view.open);
+    const open = attentionAt(trace, this.app.view.open);
     const single = open && looks(open) ? open : null;
     let count = 0;
     for (const { path } of single ? [single] : attentions(trace).filter(looks)) {

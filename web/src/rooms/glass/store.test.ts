@@ -2,15 +2,18 @@
 import { expect, test } from "vitest";
 import { AppContext } from "../../app/context.svelte";
 import { memoryAddress } from "../../app/view.svelte";
+import type { Stack } from "../../trace/trace";
 import { GlassStore } from "./store.svelte";
 
-const STACK = { layers: 1, heads: 1, d_ff: 1 };
+const encoder: Stack = { name: "encoder", side: "source", causal: false, layers: 1, sublayers: [] };
+const decoder: Stack = { name: "decoder", side: "target", causal: true, layers: 1, sublayers: [] };
 const manifest = (id: string) => ({
   id,
-  model: "marian",
+  model: `trace ${id}`,
   target: "b",
   parts: 1,
-  config: { encoder: STACK, decoder: STACK, d_model: 1 },
+  config: {},
+  stacks: [encoder, decoder],
   tokens: { source: ["▁a", "</s>"], target: ["<s>", "▁b", "▁c"] },
   ids: {},
   tensors: [],
@@ -34,15 +37,15 @@ test("a trace that the service no longer has is traced once more", async () => {
   const { app, glass } = start();
   glass.look();
   await settled();
-  expect(glass.trace!.manifest.id).toBe("1");
+  expect(glass.trace!.manifest.model).toBe("trace 1");
   const [one, other] = [glass.numbers(), glass.numbers()];
   const work = () => glass.trace!.row("logits", 0);
   await Promise.all([one.ask([], work), other.ask([], work)]);
   await settled();
-  expect([glass.trace!.manifest.id, one.problem, other.problem]).toEqual(["2", "", ""]);
+  expect([glass.trace!.manifest.model, one.problem, other.problem]).toEqual(["trace 2", "", ""]);
   await one.ask([glass.trace], work);
   await settled();
-  expect([glass.trace!.manifest.id, one.problem]).toEqual(["2", "Unknown trace."]);
+  expect([glass.trace!.manifest.model, one.problem]).toEqual(["trace 2", "Unknown trace."]);
   app.close();
 });
 
@@ -53,8 +56,8 @@ test("the clock reads the source in layers and the target in tokens", async () =
   expect([glass.encoderFrames, glass.frames, glass.encoded, glass.written]).toEqual([2, 5, 1, 1]);
   expect([glass.read("source"), glass.read("target"), glass.position("target")]).toEqual([2, 1, 0]);
   glass.moveTo(1);
-  expect(glass.reasonEmpty("encoder", 1)).toEqual({ reason: "Not computed yet at this step.", until: 2 });
-  expect(glass.reasonEmpty("decoder", 0)).toEqual({ reason: "Not computed yet at this step.", until: 3 });
+  expect(glass.reasonEmpty(encoder, 1)).toEqual({ reason: "Not computed yet at this step.", until: 2 });
+  expect(glass.reasonEmpty(decoder, 0)).toEqual({ reason: "Not computed yet at this step.", until: 3 });
   glass.moveTo(99);
   expect([app.view.step, glass.finished]).toEqual([-1, true]);
   app.close();
