@@ -21,7 +21,7 @@ from sightline.engine import load
 from sightline.model.protocol import Inputs
 from sightline.model.transformer import build
 from sightline.trace.lineage import Rule, stacks
-from sightline.trace.pack import pack
+from sightline.trace.pack import pack_trace
 from sightline.trace.watch import trace_pass
 from sightline.trace.what_if import PARTS, what_if
 from support import ONE_STACK, random_weights
@@ -193,7 +193,7 @@ def write_trace(folder, name, model, **changes):
     pieces = [f"▁word{i}" for i in range(model.config.vocab_size)]
     trace.tokens = {side: [pieces[i] for i in own] for side, own in trace.ids.items()}
     weights = {name: one.tolist() for name, one in model.named_parameters(remove_duplicate=False)}
-    (folder / f"{name}.trace").write_bytes(pack(trace))
+    (folder / f"{name}.trace").write_bytes(pack_trace(trace))
     (folder / f"{name}.json").write_text(json.dumps({"weights": weights, "pieces": pieces}), "utf-8")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sightline.trace.lineage import RULES, Rule, lineage
-from sightline.trace.pack import manifest, pack, read
+from sightline.trace.pack import manifest, pack_trace, read_trace
 from sightline.trace.watch import tracing
 from sightline.trace.what_if import PARTS, what_if
 from support import difference, every_variant, ids, reader, translator, writer
@@ -184,8 +184,8 @@ def test_a_packed_trace_has_its_manifest():
         one.tokens = {stack["side"]: list("abcdef") for stack in one.stacks}
         one.ids = {stack["side"]: [1, 2, 3, 4, 5, 6] for stack in one.stacks}
         names = one.names()[3:30]
-        data = pack(one, names)
-        again = read(data)
+        data = pack_trace(one, names)
+        again = read_trace(data)
         assert manifest(again) == manifest(one, names)
         assert again.lineage == {name: one.lineage[name] for name in names}
         written = json.loads(data[16 : 16 + int.from_bytes(data[8:16], "little")])
