@@ -162,7 +162,8 @@ def prepare(
     """Return the store of sentence pairs; create it if needed. `progress` is called with the number of pairs read.
 
     `dropout`: probability of skipping merges (BPE-dropout), differently in each `reading`. All readings have the same
-    pairs in the same order, because the filter uses the text without dropout.
+    pairs in the same order, because the filter uses the text without dropout. A reading that is made again in another
+    process has other tokens (`Tokenizer.encode`).
     """
     cleaning, weighted = cleaning or Cleaning(), _weighted(corpora)
     reading = reading if dropout else 0
