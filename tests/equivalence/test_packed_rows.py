@@ -73,6 +73,14 @@ def tokens(batch):
     return row, column
 
 
+def sequences(batch):
+    """The tokens after START of each sequence, and the tokens to predict."""
+    given, found = batch.target_in[tokens(batch)].tolist(), batch.target_out[tokens(batch)].tolist()
+    starts = [i for i, token in enumerate(given) if token == START] + [len(given)]
+    for first, last in pairwise(starts):
+        yield given[first + 1 : last], found[first:last]
+
+
 def loss_and_gradients(model, batch):
     model.zero_grad()
     loss = Objective(model, 0.1)(batch)
@@ -131,30 +139,21 @@ def test_only_replies_are_in_the_loss(place, stores):
     store = stores["dialogues"]
     for batches in rows_of(store, range(len(store)), 512):
         batch = batches[place]
-        found = batch.target_out[tokens(batch)].tolist()
-        given = batch.target_in[tokens(batch)].tolist()
-        starts = [i for i, token in enumerate(given) if token == START] + [len(given)]
-        for first, last in pairwise(starts):
-            sequence = [*given[first + 1 : last], END]
-            asked, reply = [], False
-            for token in sequence[:-1]:
-                asked.append(token if reply else PAD)
+        for given, found in sequences(batch):
+            expected, reply = [], False
+            for token in given:
+                expected.append(token if reply else PAD)
                 reply ^= token == END
-            asked.append(PAD)  # the END of the last turn is predicted, but no token after it
-            assert found[first:last] == asked
-        assert batch.tokens == sum(token != PAD for token in found)
+            assert found == [*expected, PAD]  # the END of the last turn is predicted, but no token after it
+        assert batch.tokens == (batch.target_out[tokens(batch)] != PAD).sum()
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["packed", "padded"])
 def test_the_end_of_a_cut_text_is_not_in_the_loss(place, stores):
     store = stores["text"]
     for batches in rows_of(store, range(len(store)), 512):
-        batch = batches[place]
-        found = batch.target_out[tokens(batch)].tolist()
-        given = batch.target_in[tokens(batch)].tolist()
-        starts = [i for i, token in enumerate(given) if token == START] + [len(given)]
-        for first, last in pairwise(starts):
-            assert found[first:last] == [*given[first + 1 : last], PAD]
+        for given, found in sequences(batches[place]):
+            assert found == [*given, PAD]
 
 
 def test_twice_equals_two_passes(stores):
