@@ -74,7 +74,7 @@ def tokens(batch):
 
 
 def sequences(batch):
-    """The tokens after START of each sequence, and the tokens to predict."""
+    """The tokens that each sequence reads after START, and those that it predicts."""
     given, found = batch.target_in[tokens(batch)].tolist(), batch.target_out[tokens(batch)].tolist()
     starts = [i for i, token in enumerate(given) if token == START] + [len(given)]
     for first, last in pairwise(starts):
@@ -139,9 +139,9 @@ def test_only_replies_are_in_the_loss(place, stores):
     store = stores["dialogues"]
     for batches in rows_of(store, range(len(store)), 512):
         batch = batches[place]
-        for given, found in sequences(batch):
+        for read, found in sequences(batch):
             expected, reply = [], False
-            for token in given:
+            for token in read:
                 expected.append(token if reply else PAD)
                 reply ^= token == END
             assert found == [*expected, PAD]  # the END of the last turn is predicted, but no token after it
@@ -152,8 +152,8 @@ def test_only_replies_are_in_the_loss(place, stores):
 def test_the_end_of_a_cut_text_is_not_in_the_loss(place, stores):
     store = stores["text"]
     for batches in rows_of(store, range(len(store)), 512):
-        for given, found in sequences(batches[place]):
-            assert found == [*given, PAD]
+        for read, found in sequences(batches[place]):
+            assert found == [*read, PAD]
 
 
 def test_twice_equals_two_passes(stores):
