@@ -6,12 +6,12 @@
 # make web        build the page
 # make docs       generate the reference pages
 SHELL := /bin/bash
-.SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $$p && break; done)
 BIN := .venv/bin
-PIP := PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check
+# pipefail: a recipe ends if pip fails, although its output is piped. (The make of macOS, 3.81, has no .SHELLFLAGS.)
+PIP := set -o pipefail; PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check
 # Of pip's output, show only the package that it has reached.
 PROGRESS := awk '/^Collecting/ { split($$2, name, /[<>=~!;[(]/); print "   " name[1] } /^Installing/ { print "   installing all packages" } { fflush() }'
 # PyTorch's own index of builds without CUDA, which need 0.2 GB instead of 2.5.
@@ -31,16 +31,16 @@ setup: .venv/dev
 	@"$(PYTHON)" -m venv .venv
 	@touch $@
 
-# On Linux without an NVIDIA GPU, install the CPU build of PyTorch if its index answers.
+# On Linux without an NVIDIA GPU, install the CPU build of PyTorch if its index has it; else the default build.
 .venv/torch: .venv/made pyproject.toml
-	@if $(BIN)/python -c 'import torch' 2>/dev/null; then echo "== PyTorch is installed"; \
-	elif [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null && \
-	  $(BIN)/python -c 'import urllib.request; urllib.request.urlopen("$(CPU_INDEX)/torch/", timeout=5)' 2>/dev/null; then \
-	  echo "== Installing PyTorch: the CPU build, because there is no NVIDIA GPU"; \
-	  $(PIP) --index-url $(CPU_INDEX) "$(TORCH)" | $(PROGRESS); \
-	else \
-	  echo "== Installing PyTorch: the default build"; \
-	  $(PIP) "$(TORCH)" | $(PROGRESS); \
+	@install() { echo "== Installing PyTorch: the $$1"; shift; $(PIP) "$$@" "$(TORCH)" | $(PROGRESS); }; \
+	if $(BIN)/python -c 'import torch' 2>/dev/null; then echo "== PyTorch is installed"; \
+	elif [ "$$(uname -s)" != Linux ]; then install "default build, which has no CUDA on $$(uname -s)"; \
+	elif command -v nvidia-smi >/dev/null; then install "default build, because there is an NVIDIA GPU"; \
+	elif ! $(BIN)/python -c 'import urllib.request; urllib.request.urlopen("$(CPU_INDEX)/torch/", timeout=5)' 2>/dev/null; then \
+	  install "default build with CUDA (a large download), because $(CPU_INDEX) does not answer"; \
+	elif ! install "CPU build, because there is no NVIDIA GPU" --index-url $(CPU_INDEX); then \
+	  install "default build with CUDA (a large download), because the CPU build cannot be installed"; \
 	fi
 	@touch $@
 
@@ -77,7 +77,7 @@ bench: .venv/dev
 	@$(BIN)/python benchmarks/step.py --size $$($(BIN)/python -c 'import torch; print("base" if torch.cuda.is_available() else "tiny")')
 
 web: .venv/dev web/node_modules/.package-lock.json
-	cd web && ../$(BIN)/python openapi.py | npm run types -- src/generated.ts && npm run check && npm run build
+	set -o pipefail; cd web && ../$(BIN)/python openapi.py | npm run types -- src/generated.ts && npm run check && npm run build
 
 docs: .venv/dev
 	@$(BIN)/python docs/generate.py

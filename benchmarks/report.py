@@ -47,10 +47,10 @@ def _rows(system: str, column: str, **where: Any) -> Callable[[Any], float]:
     return found
 
 
-def _each(system: str, column: str, least: float) -> list[Goal]:
+def _each(against: str, system: str, column: str, least: float) -> list[Goal]:
     cells = [(beams, batch) for beams in (1, 4) for batch in (1, 32)]
     return [
-        Goal(f"{beams} beams, batches of {batch}", least, _rows(system, column, beams=beams, batch=batch))
+        Goal(f"{against}, {beams} beams, batches of {batch}", least, _rows(system, column, beams=beams, batch=batch))
         for beams, batch in cells
     ]
 
@@ -196,22 +196,20 @@ ENTRIES: dict[str, list[Entry]] = {
             "OPUS-MT en-fr by torch, two CPU cores, float32",
             "decode-cpu",
             "python benchmarks/decode.py TEACHER --pairs PAIRS.tsv --sentences 160 --few 40",
-            [
-                goal._replace(what=f"× Hugging Face, {goal.what}")
-                for goal in _each("Hugging Face", "speed of Sightline against it", 1.3)
-            ],
+            _each("× Hugging Face", "Hugging Face", "speed of Sightline against it", 1.3),
         ),
         Entry(
             "OPUS-MT en-fr by CTranslate2 behind our engine and called directly, two CPU cores",
             "decode-cpu-engines",
             "python benchmarks/cpu_engines.py TEACHER --pairs PAIRS.tsv --learn PAIRS.tsv --sentences 32",
             [
-                goal._replace(what=f"× CTranslate2, int8 with a shortlist, {goal.what}")
-                for goal in _each("Sightline int8, shortlist", "speed against the fastest CTranslate2", 1.25)
-            ]
-            + [
-                goal._replace(what=f"× CTranslate2, float32, {goal.what}")
-                for goal in _each("Sightline float32", "against the faster one in this precision", 0.97)
+                *_each(
+                    "× CTranslate2, int8 with a shortlist",
+                    "Sightline int8, shortlist",
+                    "speed against the fastest CTranslate2",
+                    1.25,
+                ),
+                *_each("× CTranslate2, float32", "Sightline float32", "against the faster one in this precision", 0.97),
             ],
         ),
         Entry(

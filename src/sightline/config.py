@@ -163,7 +163,8 @@ class DataConfig(Options):
     """Maximum ratio between the token counts of both sides; other pairs are left out."""
     bpe_dropout: Rate = 0.0
     """Probability of skipping a merge, so that words are split in different ways (BPE-dropout, Provilkov et al., 2020,
-    arXiv:1910.13267). Helps small corpora."""
+    arXiv:1910.13267). Helps small corpora. Each process draws other splits, even with the same seed, so a run is
+    repeatable only while its tokenised text stays in the cache."""
     readings: Size = 8
     """With `bpe_dropout`: number of prepared versions of the corpus; epochs alternate between them."""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sightline.data.batches import collate, plan_shared
 from sightline.data.builtin import generate
 from sightline.data.corpus import Dialogue, Table, Text
-from sightline.data.examples import DialogueExamples, TextExamples
+from sightline.data.examples import DialogueExamples, ReplyExamples, TextExamples
 from sightline.model.mask import PackedRows
 from sightline.special import END, PAD, START
 from sightline.text.tokenizer import Tokenizer
@@ -29,6 +29,7 @@ MODELS = {
     "rotary pairs": (translator, "rotary"),
     "text": (writer, "learned"),
     "dialogues": (writer, "paper"),
+    "replies": (translator, "pre-norm"),
     "read text": (reader, "learned"),
 }
 
@@ -45,6 +46,7 @@ def stores(tmp_path_factory):
         "pairs": store_of([Table(pairs)], TOKENIZER, folder / "cache"),
         "text": store_of([Text(text)], TOKENIZER, folder / "cache", TextExamples(23)),
         "dialogues": store_of([Dialogue(dialogues)], TOKENIZER, folder / "cache", DialogueExamples(100)),
+        "replies": store_of([Dialogue(dialogues)], TOKENIZER, folder / "cache", ReplyExamples(100)),
     }
     return {**found, "rotary pairs": found["pairs"], "read text": found["text"]}
 
@@ -74,6 +76,14 @@ def tokens(batch):
         )
         row, column = row[order], column[order]
     return row, column
+
+
+def sequences(batch):
+    """The tokens that each sequence reads after START, and those that it predicts."""
+    given, found = batch.inputs.target[tokens(batch)].tolist(), batch.targets[tokens(batch)].tolist()
+    starts = [i for i, token in enumerate(given) if token == START] + [len(given)]
+    for first, last in pairwise(starts):
+        yield given[first + 1 : last], found[first:last]
 
 
 def loss_and_gradients(model, batch):
@@ -136,30 +146,21 @@ def test_only_replies_are_in_the_loss(place, stores):
     store = stores["dialogues"]
     for batches in rows_of(store, range(len(store)), 512):
         batch = batches[place]
-        found = batch.targets[tokens(batch)].tolist()
-        given = batch.inputs.target[tokens(batch)].tolist()
-        starts = [i for i, token in enumerate(given) if token == START] + [len(given)]
-        for first, last in pairwise(starts):
-            sequence = [*given[first + 1 : last], END]
-            asked, reply = [], False
-            for token in sequence[:-1]:
-                asked.append(token if reply else PAD)
+        for read, found in sequences(batch):
+            expected, reply = [], False
+            for token in read:
+                expected.append(token if reply else PAD)
                 reply ^= token == END
-            asked.append(PAD)  # the END of the last turn is predicted, but no token after it
-            assert found[first:last] == asked
-        assert batch.tokens == sum(token != PAD for token in found)
+            assert found == [*expected, PAD]  # the END of the last turn is predicted, but no token after it
+        assert batch.tokens == (batch.targets[tokens(batch)] != PAD).sum()
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["packed", "padded"])
 def test_the_end_of_a_cut_text_is_not_in_the_loss(place, stores):
     store = stores["text"]
     for batches in rows_of(store, range(len(store)), 512):
-        batch = batches[place]
-        found = batch.targets[tokens(batch)].tolist()
-        given = batch.inputs.target[tokens(batch)].tolist()
-        starts = [i for i, token in enumerate(given) if token == START] + [len(given)]
-        for first, last in pairwise(starts):
-            assert found[first:last] == [*given[first + 1 : last], PAD]
+        for read, found in sequences(batches[place]):
+            assert found == [*read, PAD]
 
 
 def test_twice_equals_two_passes(stores):

@@ -1,36 +1,17 @@
-"""The kernels of a decoding step equal plain torch.
-
-They run in a separate process without the shape checks of the other tests, which Triton does not support: on a GPU if
-available, otherwise in Triton's interpreter, which must be selected before Triton is imported.
-"""
-
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
+"""The kernels of a decoding step equal plain torch. They run in a separate process."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels import DEVICE, kernels, needs_triton, run_kernels
 from sightline.model.kernels import decode
 from sightline.model.kernels.decode import CHUNK, DecodeWindow, attend_rows, summary
 
-CUDA = torch.cuda.is_available()
-DEVICE = "cuda" if CUDA else "cpu"
-INTERPRET = "TRITON_INTERPRET"
-kernels = pytest.mark.skipif(INTERPRET not in os.environ, reason="run by test_kernels in a separate process")
 
-
-@pytest.mark.skipif(INTERPRET in os.environ, reason="this is the separate process")
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_kernels():
-    options = ["--noconftest", "-p", "no:cacheprovider", "-q", "-W", "default"]
-    command = [sys.executable, "-m", "pytest", *options, __file__]
-    environment = {**os.environ, INTERPRET: "0" if CUDA else "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "passed" in done.stdout
+    run_kernels(__file__)
 
 
 def random_rows(sentences, beams, d, capacity=70, dtype=torch.float32):

@@ -1,40 +1,22 @@
-"""The fused residual norm equals the plain formula, forward and backward.
-
-The kernels run in a separate process without the shape checks of the other tests, which Triton does not support: on a
-GPU if available, otherwise in Triton's interpreter, which must be selected before Triton is imported.
-"""
-
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
+"""The fused residual norm equals the plain formula, forward and backward. Its kernels run in a separate process."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import CUDA, DEVICE, kernels, needs_triton, run_kernels
 from sightline.model.kernels.dropout import dropout_mask
 from sightline.model.kernels.residual_norm import fits, fused_residual_norm
 
-CUDA = torch.cuda.is_available()
-DEVICE = "cuda" if CUDA else "cpu"
-INTERPRET = "TRITON_INTERPRET"
-kernels = pytest.mark.skipif(INTERPRET not in os.environ, reason="run by test_kernels in a separate process")
 on_cuda = pytest.mark.skipif(not CUDA, reason="needs a GPU")
 every_width = pytest.mark.parametrize("d", [24, 128, 200, 512, 1024] if CUDA else [24, 200])  # the interpreter is slow
 every_rate = pytest.mark.parametrize("p", [0.0, 0.1, 0.3])
 
 
-@pytest.mark.skipif(INTERPRET in os.environ, reason="this is the separate process")
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 def test_kernels():
-    options = ["--noconftest", "-p", "no:cacheprovider", "-q", "-W", "default"]
-    command = [sys.executable, "-m", "pytest", *options, __file__]
-    environment = {**os.environ, INTERPRET: "0" if CUDA else "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "passed" in done.stdout
+    run_kernels(__file__)
 
 
 def test_kernels_do_not_support_cpu_tensors():
@@ -43,9 +25,8 @@ def test_kernels_do_not_support_cpu_tensors():
 
 
 @on_cuda
+@needs_triton
 def test_supported_inputs():
-    if find_spec("triton") is None:
-        pytest.skip("needs Triton")
     x = torch.randn(3, 4, 8, device="cuda")
     assert fits(x, x)
     assert fits(x.bfloat16(), x.bfloat16())

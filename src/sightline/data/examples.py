@@ -59,7 +59,8 @@ class PairExamples:
     """Ratio between the lengths of both sides, with some slack for short sentences."""
     dropout: float = 0.0
     """Probability of skipping merges (BPE-dropout), differently in each version. All versions have the same pairs in
-    the same order, because the filter uses the text without dropout."""
+    the same order, because the filter uses the text without dropout. Made again in another process, a version has other
+    tokens (`Tokenizer.encode`)."""
     versions: int = 1
 
     def __call__(self, corpus: Corpus, tokenizer: Tokenizer) -> Iterator[Examples]:

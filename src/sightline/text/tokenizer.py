@@ -167,7 +167,8 @@ class Tokenizer:
         """Return the ids of each text, without START and END.
 
         `dropout`: probability of skipping a merge (BPE-dropout, Provilkov et al., 2020), so that words are split in
-        different ways. The same texts, dropout and seed give the same ids.
+        different ways. The same texts, dropout and seed give the same ids in one process, but not in another one:
+        sentencepiece mixes random bits, drawn once per process, into the seed.
         """
         if not dropout:
             found = self._vocabulary.encode(list(texts))

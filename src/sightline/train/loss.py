@@ -45,7 +45,7 @@ def linear_cross_entropy(
         kept = (wanted != PAD).nonzero()[:, 0]  # on a GPU, their number would need a synchronisation
         if len(kept) < len(wanted):
             flat, wanted = [hidden[kept] for hidden in flat], wanted[kept]
-    smoothed, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+    smoothed, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call, unused-ignore]  # typed from torch 2.15 on
         classifier.weight, classifier.bias, wanted, smoothing, alpha, *flat
     )
     return Loss(smoothed, nll)
