@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from sightline.choices import BackendName, PrecisionName, RerankName
 from sightline.options import ConflictError, Options, load_options
 
 __all__ = [
@@ -24,9 +25,6 @@ __all__ = [
 Size = Annotated[int, Field(gt=0, lt=10**9, strict=True)]
 Rate = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
-BackendName = Literal["auto", "torch", "ctranslate2"]
-PrecisionName = Literal["auto", "float32", "bfloat16", "int8"]
-RerankName = Literal["none", "mbr-chrf"]
 
 
 class PositionsConfig(Options):

@@ -25,7 +25,7 @@ MODULES = {
 
 # A package imports from the rows before its own and from itself.
 ORDER = [
-    {"errors", "lazy"},
+    {"choices", "errors", "lazy"},
     {"files", "special"},
     {"options"},
     {"config"},
@@ -269,10 +269,7 @@ def test_importing_a_package_imports_none_of_its_modules(name):
 
 
 SMALLEST = """
-import sys, tomllib, typer
-from pydantic import BaseModel
-class Options(BaseModel):
-    name: str = ""
+import sys, typer
 app = typer.Typer()
 @app.callback()
 def main(version: bool = typer.Option(False, "--version")) -> None: pass
@@ -281,8 +278,8 @@ def demo() -> None: pass
 sys.argv = ["app", "demo", "--help"]
 app()
 """
-"""The smallest program of the same kind: a declared option, one command, and an option before it."""
-LIGHT = {"cli", "config", "errors", "files", "lazy", "special", "options"}
+"""The smallest program of the same kind: one command, and an option before it."""
+LIGHT = {"choices", "cli", "errors", "files", "lazy", "special", "options"}
 """The only parts of the package that `--help` needs."""
 
 

@@ -343,19 +343,20 @@ def test_ratios_make_answers_shorter_or_longer(engine):
     assert torch.is_grad_enabled()
 
 
-def test_words_are_aligned_by_attention(engine):
-    """The error is far below that of the diagonal (0.58); it was 0.32 when measured (docs/decisions/0013)."""
+def test_words_are_aligned_by_attention():
+    """The error of the bundled model is 0.225, far below that of the diagonal (0.58)."""
+    engine = load_translator("coref", backend="torch", device="cpu")
     pairs = list(generate("test", 300))
     sources, targets, gold = zip(*((pair.source, pair.target, gold_of(pair)) for pair in pairs), strict=True)
     found = agreement(engine.align(sources, targets), gold)
-    assert found.error < 0.38
+    assert found.error < 0.24
     assert found.precision == found.recall  # every word of the target has one link, in gold as well
     by_dev = list(generate("dev", 100))
     choice = choose_heads(
         engine, [pair.source for pair in by_dev], [pair.target for pair in by_dev], [gold_of(pair) for pair in by_dev]
     )
     assert choice.heads.step == "predicts"
-    assert choice.error <= 0.38
+    assert choice.error < 0.24
 
 
 def test_alignments_are_the_same_alone_together_and_from_every_backend(engine, taught):

@@ -5,12 +5,12 @@ from typing import Annotated
 
 from typer import Argument, Option, echo
 
+from sightline.choices import BackendName, PrecisionName
 from sightline.cli.console import bulk_progress
-from sightline.cli.parameters import Plain, Resume, option
-from sightline.config import BackendName, LoadOptions, PrecisionName, SearchConfig
+from sightline.cli.parameters import Plain, Resume, declarations, option
 from sightline.errors import InputError
 
-BEAMS = SearchConfig.model_fields["beams"].default
+BEAMS = declarations()["SearchConfig", "beams"][0]
 
 
 def back_translate(
@@ -18,15 +18,15 @@ def back_translate(
     text: Annotated[list[Path], Option(help="Text in the target language, one sentence per line.")],
     out: Annotated[Path, Option(help="File to write, .tsv: translated source, tab, line of --text.")],
     beams: int | None = option(
-        SearchConfig, "beams", "-b", default=None, help=f"Beam size. Default: {BEAMS}, or 1 with `sample`."
+        "SearchConfig", "beams", "-b", default=None, help=f"Beam size. Default: {BEAMS}, or 1 with `sample`."
     ),
-    sample: bool = option(SearchConfig, "sample"),
-    temperature: float = option(SearchConfig, "temperature"),
-    top_k: int = option(SearchConfig, "top_k"),
-    seed: int = option(SearchConfig, "seed"),
-    backend: BackendName = option(LoadOptions, "backend"),
-    precision: PrecisionName = option(LoadOptions, "precision"),
-    device: str = option(LoadOptions, "device"),
+    sample: bool = option("SearchConfig", "sample"),
+    temperature: float = option("SearchConfig", "temperature"),
+    top_k: int = option("SearchConfig", "top_k"),
+    seed: int = option("SearchConfig", "seed"),
+    backend: BackendName = option("LoadOptions", "backend"),
+    precision: PrecisionName = option("LoadOptions", "precision"),
+    device: str = option("LoadOptions", "device"),
     resume: Resume = False,
     plain: Plain = False,
 ) -> None:
@@ -36,6 +36,7 @@ def back_translate(
     """
     from sightline.bulk.lines import check_files
     from sightline.bulk.pairs import write_pairs
+    from sightline.config import SearchConfig
     from sightline.engine import load_translator
 
     if beams is None:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from sightline.choices import BackendName, PrecisionName
 from sightline.cli.console import bulk_progress, run_training
 from sightline.cli.parameters import Config, Plain, Resume, Set, Strings, option, weighted
-from sightline.config import BackendName, LoadOptions, PrecisionName, SearchConfig
 from sightline.errors import InputError
 
 
@@ -24,10 +24,10 @@ def distill(
     preset: Annotated[str, Option(help="Preset of the student.")] = "fast",
     config: Config = None,
     set: Set = None,
-    beams: int = option(SearchConfig, "beams", "-b"),
-    backend: BackendName = option(LoadOptions, "backend"),
-    precision: PrecisionName = option(LoadOptions, "precision"),
-    device: str = option(LoadOptions, "device"),
+    beams: int = option("SearchConfig", "beams", "-b"),
+    backend: BackendName = option("LoadOptions", "backend"),
+    precision: PrecisionName = option("LoadOptions", "precision"),
+    device: str = option("LoadOptions", "device"),
     resume: Resume = False,
     plain: Plain = False,
 ) -> None:
@@ -36,6 +36,7 @@ def distill(
     These translations are easier to learn from than human ones.
     """
     from sightline.bulk.distill import translate_for_student
+    from sightline.config import LoadOptions
     from sightline.train.run import RunOptions, TextFiles
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, echo
 
+from sightline.choices import PrecisionName
 from sightline.cli.console import log
 from sightline.cli.parameters import option
-from sightline.config import LoadOptions, PrecisionName, SearchConfig
 from sightline.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ def evaluate(
     reference: Annotated[Path, Option(help="Reference translations, line by line.")],
     source: Annotated[Path | None, Option(help="Source text; not needed for a text file.")] = None,
     against: Annotated[str | None, Option(help="Second model or text file, to compare with.")] = None,
-    beams: int = option(SearchConfig, "beams", "-b"),
+    beams: int = option("SearchConfig", "beams", "-b"),
     save: Annotated[Path | None, Option(help="Write the translations of MODEL to this text file.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print a JSON object instead of a table.")] = False,
-    precision: PrecisionName = option(LoadOptions, "precision"),
-    shortlist: bool = option(LoadOptions, "shortlist"),
-    device: str = option(LoadOptions, "device"),
+    precision: PrecisionName = option("LoadOptions", "precision"),
+    shortlist: bool = option("LoadOptions", "shortlist"),
+    device: str = option("LoadOptions", "device"),
 ) -> None:
     """Score translations by BLEU, chrF and TER with 95 % intervals, or compare two systems."""
     import json

@@ -8,7 +8,6 @@ from typer import Argument, Option, echo
 
 from sightline.cli.console import log
 from sightline.cli.parameters import Model, Source, Strings, Target, check_as_many, option
-from sightline.config import LoadOptions, ShortlistOptions
 from sightline.errors import InputError
 
 
@@ -17,7 +16,7 @@ def score(
     source: Source,
     target: Target,
     as_json: Annotated[bool, Option("--json", help="Print a JSON object per pair, with every token.")] = False,
-    device: str = option(LoadOptions, "device"),
+    device: str = option("LoadOptions", "device"),
 ) -> None:
     """Print the log-probability of each pair, and the perplexity of all pairs to standard error."""
     import math
@@ -43,7 +42,7 @@ def align(
     choose: Annotated[
         bool, Option("--choose", help="Choose the heads that agree best with --gold, and store them with the model.")
     ] = False,
-    device: str = option(LoadOptions, "device"),
+    device: str = option("LoadOptions", "device"),
 ) -> None:
     """Align the words of each pair by the attention of the model.
 
@@ -85,8 +84,8 @@ def shortlist(
     source: Annotated[Strings, Option(help="Source text, one sentence per line.")] = None,
     target: Annotated[Strings, Option(help="Its translation, one file for each --source.")] = None,
     pairs: Annotated[Strings, Option(help="Pairs: .tsv (source, tab, target) or .jsonl.")] = None,
-    often: int | None = option(ShortlistOptions, "often"),
-    likely: int = option(ShortlistOptions, "likely"),
+    often: int | None = option("ShortlistOptions", "often"),
+    likely: int = option("ShortlistOptions", "likely"),
 ) -> None:
     """Learn which tokens a translation may need, for faster search.
 

@@ -3,12 +3,15 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option, echo
 
+from sightline.choices import BackendName, PrecisionName
 from sightline.cli.parameters import PORT, Port, Strings, option
-from sightline.config import BackendName, LoadOptions, PrecisionName, ServeConfig
+
+if TYPE_CHECKING:
+    from sightline.config import ServeConfig
 
 Log = Literal["auto", "json", "plain"]
 
@@ -22,11 +25,11 @@ def serve(
     keys: Annotated[
         Path | None, Option(help="File of API keys: a line NAME KEY for each client. Without it, access is open.")
     ] = None,
-    origins: list[str] = option(ServeConfig, "origins", "--allow-origin"),
+    origins: list[str] = option("ServeConfig", "origins", "--allow-origin"),
     set: Annotated[Strings, Option(help="Change an option of the service: max_beams=8.")] = None,
-    backend: BackendName = option(LoadOptions, "backend"),
-    precision: PrecisionName = option(LoadOptions, "precision"),
-    device: str = option(LoadOptions, "device"),
+    backend: BackendName = option("LoadOptions", "backend"),
+    precision: PrecisionName = option("LoadOptions", "precision"),
+    device: str = option("LoadOptions", "device"),
     log: Annotated[Log, Option(help="Format of the log; auto is plain in a terminal and json otherwise.")] = "auto",
     open_page: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
@@ -36,6 +39,7 @@ def serve(
     can be traced. SIGHUP reloads the models from their folders; SIGTERM and Ctrl-C stop the service after the requests
     in progress.
     """
+    from sightline.config import ServeConfig
     from sightline.options import load_options
 
     config = load_options(ServeConfig, {"origins": tuple(origins)}, sets=set or [])
@@ -47,7 +51,7 @@ def run_service(
     models: list[str] | None,
     host: str,
     port: int,
-    config: ServeConfig,
+    config: "ServeConfig",
     *,
     keys: Path | None = None,
     log: Log = "auto",

@@ -7,7 +7,6 @@ from typer import Option
 
 from sightline.cli.console import run_training
 from sightline.cli.parameters import Config, Plain, Resume, Set, Strings, check_as_many, option, weighted
-from sightline.config import LoadOptions
 
 
 def train(
@@ -28,7 +27,7 @@ def train(
     set: Set = None,
     init_from: Annotated[str | None, Option("--from", help="Start from this trained model.")] = None,
     resume: Resume = False,
-    device: str = option(LoadOptions, "device"),
+    device: str = option("LoadOptions", "device"),
     cache: Annotated[Path | None, Option(help="Folder for tokenised text. Default: in the user's cache.")] = None,
     tensorboard: Annotated[bool, Option("--tensorboard", help="Also write curves for TensorBoard.")] = False,
     plain: Plain = False,

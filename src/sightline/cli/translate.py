@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from sightline.choices import BackendName, PrecisionName, RerankName
 from sightline.cli.console import bulk_progress
 from sightline.cli.parameters import Model, Resume, Strings, option
-from sightline.config import BackendName, LoadOptions, PrecisionName, RerankName, SearchConfig, TextConstraints
 
 if TYPE_CHECKING:
     from sightline.engine import Plan, Translation
@@ -24,18 +24,18 @@ def translate(
     file: Annotated[str, Argument(help="Text to translate, plain or compressed; - is standard input.")] = "-",
     out: Annotated[Path | None, Option(help="Write to this file instead of standard output.")] = None,
     resume: Resume = False,
-    beams: int = option(SearchConfig, "beams", "-b"),
-    nbest: int = option(SearchConfig, "nbest"),
-    length_penalty: float = option(SearchConfig, "length_penalty"),
-    sample: bool = option(SearchConfig, "sample"),
-    temperature: float = option(SearchConfig, "temperature"),
-    top_k: int = option(SearchConfig, "top_k"),
-    top_p: float = option(SearchConfig, "top_p"),
-    seed: int = option(SearchConfig, "seed"),
-    rerank: RerankName = option(SearchConfig, "rerank"),
-    prefix: str = option(TextConstraints, "prefix"),
-    forbid: list[str] = option(TextConstraints, "forbid"),
-    require: list[str] = option(TextConstraints, "require"),
+    beams: int = option("SearchConfig", "beams", "-b"),
+    nbest: int = option("SearchConfig", "nbest"),
+    length_penalty: float = option("SearchConfig", "length_penalty"),
+    sample: bool = option("SearchConfig", "sample"),
+    temperature: float = option("SearchConfig", "temperature"),
+    top_k: int = option("SearchConfig", "top_k"),
+    top_p: float = option("SearchConfig", "top_p"),
+    seed: int = option("SearchConfig", "seed"),
+    rerank: RerankName = option("SearchConfig", "rerank"),
+    prefix: str = option("TextConstraints", "prefix"),
+    forbid: list[str] = option("TextConstraints", "forbid"),
+    require: list[str] = option("TextConstraints", "require"),
     set: Annotated[Strings, Option(help="Change another option of the search: patience=1.")] = None,
     vote: Annotated[Strings, Option("--with", help="Another model that votes on each token (ensemble).")] = None,
     align: Annotated[
@@ -46,16 +46,17 @@ def translate(
         bool,
         Option("--json", help="Write a JSON object per line: text, score, tokens, log_probs."),
     ] = False,
-    backend: BackendName = option(LoadOptions, "backend"),
-    precision: PrecisionName = option(LoadOptions, "precision"),
-    shortlist: bool = option(LoadOptions, "shortlist"),
-    device: str = option(LoadOptions, "device"),
+    backend: BackendName = option("LoadOptions", "backend"),
+    precision: PrecisionName = option("LoadOptions", "precision"),
+    shortlist: bool = option("LoadOptions", "shortlist"),
+    device: str = option("LoadOptions", "device"),
 ) -> None:
     """Translate text line by line. Lines of standard input are answered as they arrive.
 
     With several answers per line (--nbest), the output is NUMBER ||| TEXT ||| SCORE, one line for each answer.
     """
     from sightline.bulk.lines import answer_lines, check_files, count_done, only_writer
+    from sightline.config import SearchConfig
     from sightline.engine import load_translator
     from sightline.options import load_options
 
