@@ -345,7 +345,7 @@ def test_ratios_make_answers_shorter_or_longer(engine):
 
 def test_words_are_aligned_by_attention():
     """The error of the bundled model is 0.225, far below that of the diagonal (0.58)."""
-    engine = load_translator("coref", backend="torch", device="cpu")
+    engine = sightline.load("coref", backend="torch", device="cpu")
     pairs = list(generate("test", 300))
     sources, targets, gold = zip(*((pair.source, pair.target, gold_of(pair)) for pair in pairs), strict=True)
     found = agreement(engine.align(sources, targets), gold)
