@@ -31,7 +31,6 @@ MEDIUM_FILES = {
     "cli/test_translate_cli.py",
     "docs/test_install.py",
     "docs/test_scripts.py",
-    "docs/test_wheel.py",
     "equivalence/test_compile.py",
     "equivalence/test_training.py",
     "interop/test_hub.py",
