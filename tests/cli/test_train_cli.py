@@ -342,6 +342,18 @@ def test_run_is_resumed_with_moved_files_but_not_with_changed_text(corpus, refus
     assert files(out) == begun
 
 
+def test_run_with_dropout_of_merges_needs_the_same_tokens(corpus, tmp_path):
+    """Another process draws other splits, so a store that is made again is other text."""
+    out = tmp_path / "run"
+    given = on_pairs(corpus, "train.steps=2", "data.bpe_dropout=0.2", "data.readings=2")
+    assert sightline(tmp_path, *given, "--out", out, "--cache", tmp_path / "tokens").returncode == 0
+    resume = ("train", "--resume", "--out", out, "--device", "cpu", "--cache")
+    assert sightline(tmp_path, *resume, tmp_path / "tokens").returncode == 0
+    refused = sightline(tmp_path, *resume, tmp_path / "made again")
+    assert refused.returncode == 2
+    assert "the training data has changed" in refused.stderr
+
+
 def test_nan_loss_ends_the_run(corpus, tmp_path):
     train = on_pairs(corpus, "train.learning_rate=1e30", "train.warmup=0", "train.report_every=2")
     done = sightline(tmp_path, *train, "--out", tmp_path / "run")

@@ -127,6 +127,8 @@ class Store:
         sides = {name: Side(folder, name, dtype) for name, dtype in about["sides"].items()}
         self.folder = folder
         self.counts = Counts(**about["counts"])
+        self.digest: str = about["digest"]
+        """The hash of the ids. BPE-dropout gives other ids when a store is made again."""
         self.target: Side = sides["target"]
         self.source: Side | None = sides.get("source")
         self.loss_mask: Side | None = sides.get("loss_mask")
@@ -186,14 +188,16 @@ def _write(folders: list[Path], corpora: int, examples: Iterable[tuple[int, Exam
     counts, parts, read = np.zeros(len(Counts._fields), np.int64), [0] * corpora, 0
     dtypes: dict[str, str] = {}
     lengths: list[dict[str, list[NDArray[np.int64]]]] = [{} for _ in folders]
-    sample = _Sample()
+    sample, digests = _Sample(), [hashlib.blake2b(digest_size=16) for _ in folders]
     for place, some in examples:
-        for folder, sides, sizes in zip(folders, some.versions, lengths, strict=True):
+        for folder, sides, sizes, digest in zip(folders, some.versions, lengths, digests, strict=True):
             for name, (ids, own) in sides.items():
                 dtypes[name] = ids.dtype.str
                 sizes.setdefault(name, [np.zeros(1, np.int64)]).append(own)
                 with (folder / f"{name}.ids").open("ab") as file:
                     file.write(ids.tobytes())
+                digest.update(ids.tobytes())
+                digest.update(own.tobytes())
         sample.add(some.counts.kept, some.texts)
         counts += some.counts
         parts[place] += some.counts.kept
@@ -206,10 +210,10 @@ def _write(folders: list[Path], corpora: int, examples: Iterable[tuple[int, Exam
         "sides": dtypes,
         "sample": sample.shuffled(),
     }
-    for folder, sizes in zip(folders, lengths, strict=True):
+    for folder, sizes, digest in zip(folders, lengths, digests, strict=True):
         for name, several in sizes.items():
             (folder / f"{name}.starts").write_bytes(np.concatenate(several).cumsum().astype(STARTS).data)
-        (folder / "store.json").write_text(json.dumps(about))
+        (folder / "store.json").write_text(json.dumps({**about, "digest": digest.hexdigest()}))
 
 
 class _Sample:

@@ -318,9 +318,9 @@ def _validation(
 
 
 def _fingerprint(stores: Sequence[Store], validation: Validation | None) -> list[list[Any]]:
-    """Identify training and validation text by content: files may move before the run is resumed."""
+    """Identify training and validation text by its ids: files may move before the run is resumed."""
     validated = [] if validation is None else [validation.store]
-    return [[store.folder.name, *(part.weight for part in store.parts)] for store in (*stores, *validated)]
+    return [[store.digest, *(part.weight for part in store.parts)] for store in (*stores, *validated)]
 
 
 def _check_fingerprint(folder: Path, text: list[list[Any]]) -> None:
