@@ -251,14 +251,14 @@ def test_many_texts_are_encoded_like_each_alone():
 
 def test_a_small_text_is_used_completely(monkeypatch):
     monkeypatch.setattr(module, "SAMPLE_LINES", len(LINES))
-    assert module._sample(iter([*LINES, "", " "])) == LINES
+    assert module.sample_lines(iter([*LINES, "", " "])) == LINES
 
 
 @pytest.mark.parametrize(("line", "most"), [("{:05}", 20_000), ("{:010}", 15_000)], ids=["lines", "text"])
 def test_a_large_text_is_sampled_evenly(monkeypatch, line, most):
     monkeypatch.setattr(module, "SAMPLE_LINES", 20_000)
     monkeypatch.setattr(module, "SAMPLE_TEXT", 150_000)
-    kept = module._sample(line.format(i) for i in range(100_000))
+    kept = module.sample_lines(line.format(i) for i in range(100_000))
     assert len(kept) == len(set(kept)) == most
     tenths = Counter(int(text) // 10_000 for text in kept)
     assert all(abs(tenths[tenth] / most - 0.1) < 0.01 for tenth in range(10))
