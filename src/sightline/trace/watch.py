@@ -27,7 +27,7 @@ from sightline.model.transformer import (
     Stack,
 )
 from sightline.trace.lineage import lineage, stacks
-from sightline.trace.steps import AttentionSteps, AttentionSteps, spell_out
+from sightline.trace.steps import AttentionSteps, spell_out
 from sightline.trace.trace import Trace, difference
 from sightline.trace.what_if import WhatIf, active_what_if, require_model
 
