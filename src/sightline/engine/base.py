@@ -1,7 +1,8 @@
 """The engine: a model with its vocabulary. Raw text in, raw text out, and every number in between."""
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Self, TypeVar
 
 import torch
@@ -20,7 +21,7 @@ from sightline.text.tokenizer import Span, Tokenizer
 from sightline.text.words import words_of
 from sightline.trace.trace import Trace
 from sightline.trace.watch import trace_pass
-from sightline.trace.what_if import active_what_if, what_if
+from sightline.trace.what_if import WhatIf, active_what_if, what_if
 
 R = TypeVar("R")
 
@@ -107,6 +108,19 @@ class Engine:
             for model in self.models:
                 stack.enter_context(what_if(model, **changes))
             yield
+
+    def prepare_what_if(self, **changes: Any) -> Callable[[], AbstractContextManager[None]]:
+        """Check the changes of a `what_if`. Return a function that applies them for a block, at every call."""
+        whole = [WhatIf(model, **changes) for model in self.models]
+
+        @contextlib.contextmanager
+        def applied() -> Iterator[None]:
+            with contextlib.ExitStack() as stack:
+                for one in whole:
+                    stack.enter_context(one.applied())
+                yield
+
+        return applied
 
     def close(self) -> None:
         """Free the memory of recorded graphs, and of other backends."""

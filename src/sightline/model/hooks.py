@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from threading import get_ident
 from typing import Any
 
@@ -27,7 +28,7 @@ def hooks(
     thread, handles = get_ident(), list[RemovableHandle]()
 
     def hook(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(module.forward)
+        signature = _signature(type(module).forward)
 
         def called(_: nn.Module, args: Sequence[Any], *rest: Any) -> Any:
             # Check the thread first: while a hook is added or removed, torch may call it on other threads without the
@@ -35,9 +36,11 @@ def hooks(
             if get_ident() != thread:
                 return None
             kwargs, *output = rest
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            changed = call(list(bound.arguments.values()), *output)
+            if kwargs or len(args) + 1 < len(signature.parameters):
+                bound = signature.bind(module, *args, **kwargs)
+                bound.apply_defaults()
+                args = tuple(bound.arguments.values())[1:]
+            changed = call(args, *output)
             return (tuple(changed), {}) if changed is not None and not output else changed
 
         return called
@@ -51,3 +54,9 @@ def hooks(
     finally:
         for handle in handles:
             handle.remove()
+
+
+@cache
+def _signature(forward: Callable[..., Any]) -> inspect.Signature:
+    """Return a signature. Reading it for every hook takes longer than a step of a small model."""
+    return inspect.signature(forward)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from sightline.errors import InputError
 from sightline.model.mask import Mask
-from sightline.model.transformer import attention_weights
 
 Matrix = Float[Tensor, "batch heads query key"]
 
@@ -40,6 +39,8 @@ class AttentionEdit:
 
     def apply_factors(self, z: Float[Tensor, "batch heads query d_k"]) -> Float[Tensor, "batch heads query d_k"]:
         """Multiply each head's output by its factor."""
+        if not self.factors:
+            return z
         factors = z.new_ones(z.shape[1])
         for head, factor in self.factors.items():
             factors[head] = factor
@@ -66,21 +67,50 @@ def spell_out(
 ) -> AttentionSteps:
     """Compute every step in float32. `positions`: of the queries in their sentences, for the cells of an edit."""
     edit = edit or AttentionEdit()
-    if edit.look_ahead:
-        mask = mask._replace(causal=False)
     with torch.autocast(q.device.type, enabled=False):
         q, k, v, root = q.float(), k.float(), v.float(), math.sqrt(q.shape[3])
-        seen = mask.dense(q.shape[2], k.shape[2], q.device)
         scores = q @ k.mT
         scaled = scores if edit.unscaled else scores / root
-        masked = scaled.masked_fill(~seen, -torch.inf)
-        probabilities = attention_weights(q * root if edit.unscaled else q, k, mask)
-        for head in edit.average:
-            probabilities[:, head] = (seen / seen.sum(-1, keepdim=True).clamp(min=1))[:, 0]
-        for (head, query), cells in edit.cells.items():
-            row = set_cells(probabilities[:, head].clone(), seen[:, 0], query, cells, positions)
-            probabilities[:, head] = row
+        masked = scaled.masked_fill(~_mask(mask, edit).dense(q.shape[2], k.shape[2], q.device), -torch.inf)
+        probabilities = _probabilities(scaled, mask, edit, positions)
         return AttentionSteps(scores, scaled, masked, probabilities, edit.apply_factors(probabilities @ v))
+
+
+def attend_edited(
+    q: Float[Tensor, "batch heads query d_k"],
+    k: Float[Tensor, "batch heads key d_k"],
+    v: Float[Tensor, "batch heads key d_k"],
+    mask: Mask,
+    edit: AttentionEdit,
+    positions: Int[Tensor, "batch query"] | None = None,
+) -> Float[Tensor, "batch heads query d_k"]:
+    """Return the last step of `spell_out`, without those that it does not need."""
+    with torch.autocast(q.device.type, enabled=False):
+        scores = q.float() @ k.float().mT
+        scaled = scores if edit.unscaled else scores / math.sqrt(q.shape[3])
+        return edit.apply_factors(_probabilities(scaled, mask, edit, positions) @ v.float())
+
+
+def _mask(mask: Mask, edit: AttentionEdit) -> Mask:
+    return mask._replace(causal=False) if edit.look_ahead else mask
+
+
+def _probabilities(
+    scaled: Matrix, mask: Mask, edit: AttentionEdit, positions: Int[Tensor, "batch query"] | None
+) -> Matrix:
+    """Return the softmax over the keys that the mask allows, with averaged heads and set cells."""
+    mask = _mask(mask, edit)
+    if mask.allowed is None and not mask.causal and not edit.average and not edit.cells:
+        return scaled.softmax(-1)  # a step of a search mostly has no mask
+    seen = mask.dense(scaled.shape[2], scaled.shape[3], scaled.device)
+    empty = ~seen.any(-1, keepdim=True)
+    probabilities = scaled.masked_fill(~seen, -torch.inf).softmax(-1).masked_fill(empty, 0)
+    for head in edit.average:
+        probabilities[:, head] = (seen / seen.sum(-1, keepdim=True).clamp(min=1))[:, 0]
+    for (head, query), cells in edit.cells.items():
+        row = set_cells(probabilities[:, head].clone(), seen[:, 0], query, cells, positions)
+        probabilities[:, head] = row
+    return probabilities
 
 
 def set_cells(

@@ -7,7 +7,6 @@ import difflib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,8 +22,10 @@ from sightline.model.transformer import (
     Positions,
     Residual,
     SelfAttention,
+    Stack,
 )
-from sightline.trace.steps import AttentionEdit, spell_out
+from sightline.special import PAD
+from sightline.trace.steps import AttentionEdit, attend_edited
 
 PARTS: dict[str, type[nn.Module]] = {
     "positions": Positions,  # tokens carry no position
@@ -45,16 +46,56 @@ def active_what_if(model: nn.Module) -> "WhatIf | None":
     return found
 
 
-@dataclass
 class WhatIf:
-    """The edits of one block."""
+    """Edits of a model, checked once. They can be applied to several blocks in turn."""
 
-    off: Mapping[str, tuple[str, ...]]
-    """By part: the prefixes of the paths where it is off."""
-    attention: Mapping[str, AttentionEdit] = field(default_factory=dict)
-    """By path: the changes to attention modules."""
-    positions: dict[str, Tensor] = field(default_factory=dict)
-    """By stack: the positions of the tokens of the pass that runs now."""
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        remove_heads: Mapping[str, Iterable[int]] | None = None,
+        average_heads: Mapping[str, Iterable[int]] | None = None,
+        scale_heads: Mapping[str, Mapping[int, float]] | None = None,
+        set_attention: Mapping[str, Mapping[tuple[int, int, int], float]] | None = None,
+        without: Iterable[str] = (),
+    ) -> None:
+        """The options are those of `what_if`."""
+        require_model(model)
+        self.model = model
+        self.off: Mapping[str, tuple[str, ...]] = _parts_off(model, without)
+        """By part: the prefixes of the paths where it is off."""
+        self.attention: Mapping[str, AttentionEdit] = _attention_edits(
+            model,
+            self,
+            remove_heads=remove_heads or {},
+            average_heads=average_heads or {},
+            scale_heads=scale_heads or {},
+            set_attention=set_attention or {},
+        )
+        """By path: the changes to attention modules."""
+        self.positions: dict[str, Tensor] = {}
+        """By stack: the positions of the tokens of the pass that runs now."""
+        self.writing = False
+        """Whether the pass that runs now is a step of a search."""
+        self._before: list[tuple[nn.Module, Before]] = []
+        self._after: list[tuple[nn.Module, After]] = []
+        for path, module in model.named_modules():
+            before, after = _hooks(self, path, module)
+            self._before += before
+            self._after += after
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Change the passes of this thread until the block ends."""
+        if active_what_if(self.model) is not None:
+            raise TraceError("Another what_if is active for this model. Pass all edits to one what_if(...).")
+        key = str(id(self.model))
+        _active.__dict__[key] = self
+        try:
+            with hooks(self._before, self._after, prepend=True):  # before those of a trace, which records the changes
+                yield
+        finally:
+            del _active.__dict__[key]
 
     def is_off(self, part: str, path: str) -> bool:
         """Return whether a part is off in the module at this path."""
@@ -83,29 +124,16 @@ def what_if(
     `set_attention` sets probabilities by (head, query position, key position); the other cells of the row are rescaled
     to sum to 1. `without` switches parts off, everywhere ("norms") or below a path ("norms@encoder.layers.0").
     """
-    require_model(model)
-    if active_what_if(model) is not None:
-        raise TraceError("Another what_if is active for this model. Pass all edits to one what_if(...).")
-    whole, key = WhatIf(_parts_off(model, without)), str(id(model))
-    whole.attention = _attention_edits(
+    whole = WhatIf(
         model,
-        whole,
-        remove_heads=remove_heads or {},
-        average_heads=average_heads or {},
-        scale_heads=scale_heads or {},
-        set_attention=set_attention or {},
+        remove_heads=remove_heads,
+        average_heads=average_heads,
+        scale_heads=scale_heads,
+        set_attention=set_attention,
+        without=without,
     )
-    before, after = [], []
-    for path, module in model.named_modules():
-        own_before, own_after = _hooks(whole, path, module)
-        before += own_before
-        after += own_after
-    _active.__dict__[key] = whole
-    try:
-        with hooks(before, after, prepend=True):  # before those of a trace, which records the changed values
-            yield whole
-    finally:
-        del _active.__dict__[key]
+    with whole.applied():
+        yield whole
     if not whole.positions and (whole.off or whole.attention):
         raise TraceError("The model did not run inside the what_if, or it ran compiled or on another thread.")
 
@@ -213,6 +241,10 @@ def _hooks(
     if isinstance(module, Embedding):
         stack = path.partition(".")[0]
         before.append((module, lambda args: whole.positions.update({stack: args[1]})))
+    elif isinstance(module, Stack) and path == "decoder":
+        before.append((module, lambda args: _enter_decoder(whole, args)))
+    elif path == "classifier":
+        after.append((module, lambda _, logits: _require_finite(whole, logits)))
     elif isinstance(module, Positions) and whole.is_off("positions", path):
         nothing = _no_rotation if path.endswith("rotary") else torch.zeros_like
         after.append((module, lambda _, rows: nothing(rows)))
@@ -232,11 +264,27 @@ def _hooks(
     return before, after
 
 
+def _enter_decoder(whole: WhatIf, args: Sequence[Any]) -> Sequence[Any] | None:
+    """Note whether this is a step of a search. Hide the padding on the right, which only the look-ahead mask hides if
+    the caller gives no layout."""
+    ids, layout, cross, cache = args
+    whole.writing = cache is not None
+    if "look-ahead-mask" in whole.off and layout is None and cache is None and (ids[:, -1] == PAD).any():
+        return ids, (ids != PAD).flip(1).cumsum(1).flip(1) > 0, cross, cache
+    return None
+
+
+def _require_finite(whole: WhatIf, logits: Tensor) -> None:
+    """Raise an error if a search cannot go on, because a changed model can overflow. A trace shows where."""
+    if whole.writing and not logits.isfinite().all():
+        raise TraceError("With these changes the numbers of the model overflow, so it cannot write. Change less.")
+
+
 def _attend(whole: WhatIf, path: str, args: Sequence[Any], z: Tensor) -> Tensor:
     (q, k, v, mask), edit = args, whole.attention[path]
     if not edit.changes_probabilities:
         return edit.apply_factors(z)  # the other heads do not change by a bit
-    return spell_out(q, k, v, mask, edit, whole.query_positions(path, q)).z.to(z.dtype)
+    return attend_edited(q, k, v, mask, edit, whole.query_positions(path, q)).to(z.dtype)
 
 
 def _no_rotation(rotary: Tensor) -> Tensor:
