@@ -368,6 +368,8 @@ class ServeConfig(Options):
     """Maximum top_k of sampling; 0, which disables top_k, is always allowed."""
     max_traced: Annotated[int, Field(gt=0, strict=True)] = 512
     """Maximum tokens of a traced text or translation."""
+    max_edits: Annotated[int, Field(gt=0, strict=True)] = 256
+    """Maximum parts, heads and cells that `what_if` of a request changes."""
     max_requests: Annotated[int, Field(gt=0, strict=True)] = 512
     """Maximum requests at the same time."""
     max_queue: Annotated[int, Field(gt=0, strict=True)] = 1024

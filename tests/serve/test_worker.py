@@ -42,9 +42,9 @@ def worker():
 class Client:
     """A job and its events. `log` records (client, event) of several clients in one order."""
 
-    def __init__(self, worker, engine, texts, config=BEAMS, log=None, *, streamed=False, **more):
+    def __init__(self, worker, engine, texts, config=BEAMS, log=None, *, streamed=False, what_if=None, **more):
         self.events, self.log, self.worker = queue.SimpleQueue(), log, worker
-        self.job = Job(engine, partial(engine.plan, texts, config, **more), self._receive, streamed)
+        self.job = Job(engine, partial(engine.plan, texts, config, **more), self._receive, streamed, what_if)
 
     def _receive(self, event):
         if self.log is not None:

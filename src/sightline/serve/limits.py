@@ -6,7 +6,7 @@ from typing import Any
 from sightline.config import SearchConfig, ServeConfig
 from sightline.engine import Plan
 from sightline.serve.problems import Problem
-from sightline.serve.schemas import SearchOptions
+from sightline.serve.schemas import SearchOptions, WhatIf
 
 MAX_HEAD = 65_536
 """Largest request line with headers, in bytes."""
@@ -48,6 +48,15 @@ def check_plan(plan: Plan[Any], config: ServeConfig) -> None:
     tokens = sum(request.size for request in plan.requests) * plan.options.beams
     if tokens > config.max_tokens:
         detail = f"{tokens} tokens, counted once per beam, are more than {config.max_tokens}. Send less text."
+        raise Problem("too-large", detail)
+
+
+def check_what_if(what_if: WhatIf | None, config: ServeConfig) -> None:
+    """Limit the changes of a request."""
+    if what_if and what_if.edits > config.max_edits:
+        detail = (
+            f"`what_if` changes {what_if.edits} parts, heads and cells, more than {config.max_edits}. Change fewer."
+        )
         raise Problem("too-large", detail)
 
 

@@ -33,6 +33,72 @@ class Answer(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True, from_attributes=True)
 
 
+Path = Annotated[str, Field(max_length=100)]
+"""The path of a module: encoder.layers.0.self_attention."""
+Index = Annotated[int, Field(ge=0, lt=10**6)]
+HeadNumber = Annotated[str, Field(pattern=r"^[0-9]{1,6}$")]
+"""A head, from 0, as a key of a JSON object."""
+
+
+class Cell(Body):
+    """The probability of one cell of an attention. The other cells of its row are rescaled to sum to 1."""
+
+    head: Index
+    query: Index
+    """Position of the token that attends."""
+    key: Index
+    """Position of the token that is attended to."""
+    value: Annotated[float, Field(ge=0, le=1)]
+
+
+class WhatIf(Body):
+    """Changes to the model for one request (docs/guides/what-if.md). Attentions are named by path, heads and positions
+    are counted from 0."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"without": ["positions"], "remove_heads": {"encoder.layers.0.self_attention": [0]}}]
+        }
+    )
+    without: list[Path] = Field(default_factory=list)
+    """Parts to switch off: positions, scale, look-ahead-mask, residuals, norms, feed-forward; below a path as in
+    norms@encoder.layers.0."""
+    remove_heads: dict[Path, list[Index]] = Field(default_factory=dict)
+    """Heads that return zeros."""
+    average_heads: dict[Path, list[Index]] = Field(default_factory=dict)
+    """Heads that attend equally to all allowed keys."""
+    scale_heads: dict[Path, dict[HeadNumber, Annotated[float, Field(ge=-100, le=100)]]] = Field(default_factory=dict)
+    """Factors of heads."""
+    set_attention: dict[Path, list[Cell]] = Field(default_factory=dict)
+    """Cells to set."""
+
+    @property
+    def edits(self) -> int:
+        """Number of parts, heads and cells that change."""
+        paths = (self.remove_heads, self.average_heads, self.scale_heads, self.set_attention)
+        return len(self.without) + sum(max(len(some), 1) for one in paths for some in one.values())
+
+    def changes(self) -> dict[str, Any]:
+        """Return the parameters of `sightline.what_if`."""
+        return {
+            "without": self.without,
+            "remove_heads": self.remove_heads,
+            "average_heads": self.average_heads,
+            "scale_heads": {
+                path: {int(head): factor for head, factor in heads.items()} for path, heads in self.scale_heads.items()
+            },
+            "set_attention": {
+                path: {(cell.head, cell.query, cell.key): cell.value for cell in cells}
+                for path, cells in self.set_attention.items()
+            },
+        }
+
+
+Changes = Annotated[
+    WhatIf | None, Field(description="Changes to the model for this request. Other requests are not affected.")
+]
+
+
 class SearchOptions(SearchConfig):
     """The options of a search. `limits.search_options` caps them."""
 
@@ -49,6 +115,7 @@ class SearchRequest(SearchOptions):
     model: Model = None
     prefix: Text = Field("", description=CONSTRAINTS["prefix"].description)
     forbid: list[Text] = Field(default_factory=list, description=CONSTRAINTS["forbid"].description)
+    what_if: Changes = None
 
     @property
     def constraints(self) -> list[str]:
@@ -126,6 +193,7 @@ class ScoreRequest(Body):
     )
     model: Model = None
     pairs: list[Pair]
+    what_if: Changes = None
 
 
 class Scored(Answer):
@@ -221,6 +289,11 @@ class TraceAnswer(TraceManifest):
     id: str
     target: str | None
     """The traced target, a translation or a reply; null for a model that writes neither."""
+    log_probs: list[float | None]
+    """For each position of a decoder, the log-probability of the token that follows it (after the last, of the end);
+    for each position of a model without decoder, of the token itself. Null if it is not finite."""
+    what_if: WhatIf | None
+    """The changes to the model; null if it is unchanged."""
 
 
 class PiecesAnswer(Answer):
@@ -277,6 +350,7 @@ class AlternativesRequest(SearchOptions):
     position: Annotated[int, Field(ge=0, lt=10**6)]
     """Number of tokens before the position (the tokens of /v1/score)."""
     count: Annotated[int, Field(ge=1, le=20)] = 5
+    what_if: Changes = None
 
 
 class Alternative(Answer):

@@ -14,6 +14,7 @@ from sightline.engine import Chat, Engine, Plan, Translator, Writer
 from sightline.serve.models import Models
 from sightline.serve.observe import Metrics
 from sightline.serve.problems import Problem
+from sightline.serve.schemas import WhatIf
 from sightline.serve.worker import TURNS, Event, Job, JobResult, Worker
 from sightline.trace.trace import Trace
 
@@ -28,6 +29,7 @@ class Search(NamedTuple, Generic[E, T]):
     engine: E
     texts: Sequence[str]
     make_plan: Callable[[], Plan[T]]
+    what_if: WhatIf | None = None
 
 
 class ClientDisconnected(Exception):  # noqa: N818 - not an error
@@ -115,7 +117,10 @@ class Service:
         end = loop.time() + self.config.deadline
         events: asyncio.Queue[Event] = asyncio.Queue()
         put = events.put_nowait
-        job = Job(search.engine, search.make_plan, lambda event: loop.call_soon_threadsafe(put, event), streamed)
+        changes = search.what_if.changes() if search.what_if else None
+        job = Job(
+            search.engine, search.make_plan, lambda event: loop.call_soon_threadsafe(put, event), streamed, changes
+        )
         self.worker(search.engine).submit(job)
         try:
             while True:

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -59,6 +60,8 @@ class Job:
     emit: Callable[[Event], object]
     streamed: bool = False
     """Emit chunks of text; for one text, with one beam."""
+    what_if: dict[str, Any] | None = None
+    """The changes of a `what_if`. The job shares its batches with no other."""
     cancelled: bool = False
     """The result is not needed any more."""
     arrived: float = field(default_factory=time.monotonic)
@@ -75,7 +78,10 @@ class Job:
         self.answers = [None] * len(self.plan.requests)
         self.alone = any(request.constraints.require for request in self.plan.requests)
         """Whether no other request can be in a batch with one of these."""
-        self.kind = self.engine, self.plan.options, self.plan.log_probs, self.streamed, id(self) if self.alone else 0
+        self.changed = self.engine.prepare_what_if(**self.what_if) if self.what_if else nullcontext
+        """Applies the changes for a block. Other batches run between two steps, so a block is at most one step."""
+        own = id(self) if self.alone or self.what_if else 0
+        self.kind = self.engine, self.plan.options, self.plan.log_probs, self.streamed, own
         """Jobs of the same kind share batches."""
         if self.streamed:
             self._text = self.engine.incremental_text(self.plan)
@@ -115,17 +121,23 @@ class Batch:
     def __init__(self, members: list[tuple[Job, int]]) -> None:
         self.members, self.cancelled, self.missing = members, set[int](), len(members)
         job = members[0][0]
-        self.steps = job.engine.steps(
-            [job.plan.requests[number] for job, number in members],
-            job.plan.options,
-            streamed=range(len(members)) if job.streamed else (),
-            cancelled=self.cancelled,
-            eager=True,
-            log_probs=job.plan.log_probs,
-        )
+        self.changed = job.changed
+        with self.changed():
+            self.steps = job.engine.steps(
+                [job.plan.requests[number] for job, number in members],
+                job.plan.options,
+                streamed=range(len(members)) if job.streamed else (),
+                cancelled=self.cancelled,
+                eager=True,
+                log_probs=job.plan.log_probs,
+            )
 
     def step(self) -> bool:
         """Run a step. Return whether there are more."""
+        with self.changed():
+            return self._step()
+
+    def _step(self) -> bool:
         self.cancelled.update(i for i, (job, _) in enumerate(self.members) if job.cancelled)
         if len(self.cancelled) == len(self.members):
             return False

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request, Response
 from torch import Tensor
 
-from sightline.engine import Translation, Translator
+from sightline.engine import Engine, Translation, Translator
 from sightline.serve import limits, schemas
 from sightline.serve.problems import Problem
 from sightline.serve.service import Search, Service
@@ -45,10 +46,22 @@ async def search_for(
 ) -> Search[Translator, list[Translation]]:
     """Check a request for translations and return its search. `more`: parameters of `Translator.plan`."""
     limits.check_texts([*texts, *body.constraints, *require], service.config)
+    limits.check_what_if(body.what_if, service.config)
     options = limits.search_options(body, service.config)
     name, engine = await service.models.engine(body.model, Translator)
     words: dict[str, Any] = {"prefix": body.prefix, "forbid": body.forbid, "require": require}
-    return Search(name, engine, texts, partial(engine.plan, texts, options, **words, **more))
+    return Search(name, engine, texts, partial(engine.plan, texts, options, **words, **more), body.what_if)
+
+
+def changed(engine: Engine, what_if: schemas.WhatIf | None) -> AbstractContextManager[None]:
+    """Apply the changes of a request to the passes of this thread, until the block ends."""
+    return engine.prepare_what_if(**what_if.changes())() if what_if else nullcontext()
+
+
+def finite(log_probs: Sequence[float]) -> None:
+    """Refuse log-probabilities that are not numbers: a changed model can overflow."""
+    if any(math.isnan(one) for one in log_probs):
+        raise Problem("invalid", "`what_if`: with these changes the numbers of the model overflow. Change less.")
 
 
 def source_ids(engine: Translator, sources: Iterable[list[int]]) -> list[int]:

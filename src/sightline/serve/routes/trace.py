@@ -3,13 +3,14 @@
 import math
 from typing import Annotated, Literal
 
+import torch
 from fastapi import APIRouter, Query, Request
 
 from sightline.config import SearchConfig
 from sightline.engine import Chat, Engine, Plan, Reader, Reply, Result, Translation, Translator
 from sightline.serve import limits, schemas
 from sightline.serve.problems import MODEL, Problem, responses
-from sightline.serve.routes.shared import Bytes, Row, Serving, row_bytes, search_for, source_ids
+from sightline.serve.routes.shared import Bytes, Row, Serving, changed, row_bytes, search_for, source_ids
 from sightline.serve.service import Search, Service
 from sightline.special import END, START
 from sightline.text.tokenizer import with_end
@@ -24,6 +25,7 @@ Dtype = Annotated[Literal["f16", "f32"], Query(description="Half or single preci
 async def trace(body: schemas.TraceRequest, request: Request, service: Serving) -> schemas.TraceAnswer:
     """Trace the model and list the recorded tensors. Their values are fetched by the id of the trace."""
     limits.check_texts([body.text, *filter(None, [body.target]), *body.constraints], service.config)
+    limits.check_what_if(body.what_if, service.config)
     options = limits.search_options(body, service.config)
     name, engine = await service.models.engine(body.model, Engine)
     result: Result | None = None
@@ -46,14 +48,17 @@ async def trace(body: schemas.TraceRequest, request: Request, service: Serving) 
             limits.check_tokens(service.config, text=[one.source or one.given for one in plan.requests])
             return plan
 
-        ((result, *_),) = await service.run(request, Search(name, engine, [body.text], make_reply_plan))
+        ((result, *_),) = await service.run(request, Search(name, engine, [body.text], make_reply_plan, body.what_if))
 
     def work() -> schemas.TraceAnswer:
-        seen, parts = _trace(service, engine, body, result)
+        with changed(engine, body.what_if):
+            seen, parts = _trace(service, engine, body, result)
         seen.model, seen.parts = name, parts
         return schemas.TraceAnswer(
             id=service.traces.add(seen, engine),
             target=body.target if result is None else result.text,
+            log_probs=[one if math.isfinite(one) else None for one in _log_probs(seen)],
+            what_if=body.what_if,
             **manifest(seen),
         )
 
@@ -123,3 +128,11 @@ def _trace(service: Service, engine: Engine, body: schemas.TraceRequest, result:
     source = source_ids(engine, sources)
     limits.check_tokens(service.config, text=[source], **{"translation" if result else "target": [target]})
     return engine.trace(with_end(source, engine.model.config.source_end), target), len(sources)
+
+
+def _log_probs(seen: Trace) -> list[float]:
+    """Return the log-probability of the token after each position of a decoder, or of the tokens of an encoder."""
+    ids = [*seen.ids["target"][1:], END] if "target" in seen.ids else seen.ids["source"]
+    log_probs = seen["logits"].values.float().log_softmax(-1)
+    found: list[float] = log_probs[torch.arange(len(ids)), ids].tolist()
+    return found

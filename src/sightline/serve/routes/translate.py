@@ -10,7 +10,7 @@ from sightline.engine import Alternative, Scored, Translation, Translator
 from sightline.errors import SightlineError
 from sightline.serve import limits, schemas
 from sightline.serve.problems import MODEL, Problem, invalid, responses
-from sightline.serve.routes.shared import Serving, search_for, source_ids, translation
+from sightline.serve.routes.shared import Serving, changed, finite, search_for, source_ids, translation
 
 router = APIRouter(tags=["translation"], responses=responses(*MODEL))
 
@@ -59,13 +59,18 @@ async def score(body: schemas.ScoreRequest, request: Request, service: Serving) 
     """Score given translations: the log-probability of each token."""
     sources, targets = [pair.source for pair in body.pairs], [pair.target for pair in body.pairs]
     limits.check_texts([*sources, *targets], service.config)
+    limits.check_what_if(body.what_if, service.config)
     name, engine = await service.models.engine(body.model, Translator)
 
     def work() -> list[Scored]:
         encode_source, encode = engine.encodings()
         given, wanted = encode_source(sources), encode(targets)
         limits.check_tokens(service.config, text=given, target=wanted)
-        return engine.score(given, wanted)
+        with changed(engine, body.what_if):
+            found = engine.score(given, wanted)
+        for one in found:
+            finite(one.log_probs)
+        return found
 
     return schemas.ScoreAnswer.model_validate({"model": name, "scores": await service.call(request, engine, work)})
 
@@ -76,6 +81,7 @@ async def alternatives(
 ) -> schemas.AlternativesAnswer:
     """Return alternatives at a position of a translation, each with its continuation."""
     limits.check_texts([body.text, body.target], service.config)
+    limits.check_what_if(body.what_if, service.config)
     options = limits.search_options(body, service.config)
     name, engine = await service.models.engine(body.model, Translator)
 
@@ -84,7 +90,10 @@ async def alternatives(
         (target,) = engine.tokenizer.encode([body.target])
         source = source_ids(engine, (one.source for one in plan.requests))
         limits.check_tokens(service.config, text=[source], target=[target])
-        return engine.alternatives(plan, target, body.position, body.count)
+        with changed(engine, body.what_if):
+            found = engine.alternatives(plan, target, body.position, body.count)
+        finite([one.log_prob for one in found])
+        return found
 
     found = await service.call(request, engine, work)
     return schemas.AlternativesAnswer.model_validate({"model": name, "alternatives": found})
@@ -100,7 +109,8 @@ async def beams(body: schemas.BeamsRequest, request: Request, service: Serving) 
         plan = search.make_plan()
         source = source_ids(engine, (one.source for one in plan.requests))
         limits.check_tokens(service.config, text=[source], prefix=[one.constraints.prefix for one in plan.requests])
-        tree = engine.tree(plan)
+        with changed(engine, body.what_if):
+            tree = engine.tree(plan)
         tokens = engine.tokenizer.pieces(node.token for node in tree.nodes)
         nodes = [
             schemas.Beam(**{**node._asdict(), "token": token, "text": engine.tokenizer.decode(tree.ids(number))})
