@@ -3,6 +3,7 @@
 No test depends on the speed of the machine: gates hold the worker's thread until everything is in its queue.
 """
 
+import contextlib
 import queue
 import random
 import threading
@@ -18,6 +19,7 @@ from sightline.errors import InputError
 from sightline.serve.models import Models
 from sightline.serve.problems import Problem
 from sightline.serve.worker import Job, JobResult, Worker
+from support import hooks
 
 TEXTS = [pair.source for pair in generate("test", 60)]
 GREEDY, BEAMS = SearchConfig(beams=1), SearchConfig()
@@ -112,6 +114,19 @@ def test_waiting_requests_share_batches_and_get_their_own_answers(worker, engine
     settle(worker)
     assert max(worker.sizes) > 10
     assert sum(worker.sizes) == sum(len(texts) for texts, _ in requests)
+
+
+def test_changed_requests_share_batches_with_no_other(worker, engine):
+    changes = [None, {"without": ["positions"]}, {"without": ["positions"]}, {"without": ["scale"]}]
+    release = block(worker)
+    clients = [Client(worker, engine, TEXTS[:3], GREEDY, what_if=one).send() for one in changes * 2]
+    release.set()
+    for client, one in zip(clients, changes * 2, strict=True):
+        with engine.what_if(**one) if one else contextlib.nullcontext():
+            assert client.texts() == [found.text for found in engine.translate(TEXTS[:3], beams=1)]
+    settle(worker)
+    assert sorted(worker.sizes) == [3] * 6 + [6]
+    assert hooks(engine.model) == 0
 
 
 def test_single_request_starts_without_waiting(engine):

@@ -154,7 +154,7 @@ def _attention_edits(model: nn.Module, whole: WhatIf, **options: Mapping[str, An
         for path in paths:
             if path not in modules:
                 close = (difflib.get_close_matches(path, modules, n=1) or list(modules))[0]
-                raise _error(option, path, f"no attention module {path!r}. Did you mean {close!r}?")
+                raise _error(option, path, f"no attention module {path!r}. The closest is {close!r}.")
     edits = {}
     for path, module in modules.items():
         own = {option: paths.get(path, {}) for option, paths in options.items()}
