@@ -9,6 +9,7 @@ export type Translation = Schemas["Translation"];
 export type Scored = Schemas["Scored"];
 export type Alternative = Schemas["Alternative"];
 export type Beam = Schemas["Beam"];
+export type WhatIf = Schemas["WhatIf"];
 
 /** Options of beam search and sampling. */
 export interface Search {
@@ -34,8 +35,9 @@ export class Api {
     return (await this.get("/v1/models")).models;
   }
 
-  async translate(model: string, text: string, search: Search, signal?: AbortSignal): Promise<Translation> {
-    const body = { model, text, details: true, ...search };
+  /** Translate with a model, or with a changed one. */
+  async translate(model: string, text: string, search: Search, signal?: AbortSignal, what_if: WhatIf | null = null): Promise<Translation> {
+    const body = { model, text, details: true, ...search, what_if };
     return (await this.post("/v1/translate", body, signal)).translations[0];
   }
 
@@ -88,9 +90,10 @@ export class Api {
   }
 
   /** Trace the model with a target; null: with its own translation. */
-  trace(model: string, text: string, target: string | null, search: Search, signal?: AbortSignal) {
+  trace(model: string, text: string, target: string | null, search: Search, signal?: AbortSignal, what_if: WhatIf | null = null) {
     const { beams, length_penalty } = search;
-    return this.post("/v1/trace", { model, text, ...(target === null ? { beams, length_penalty } : { target }) }, signal);
+    const body = { model, text, what_if, ...(target === null ? { beams, length_penalty } : { target }) };
+    return this.post("/v1/trace", body, signal);
   }
 
   private get<P extends keyof paths>(path: P): Promise<Answer<P, "get">> {

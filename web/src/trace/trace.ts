@@ -15,8 +15,12 @@ export interface Tensor {
   data: Float32Array;
 }
 
-/** The contents of a trace: the same from a service, which adds its id and target, and from a file. */
-export type Manifest = Omit<Schemas["TraceAnswer"], "id" | "target">;
+/**
+ * The contents of a trace: the same from a service, which adds its id and target, and from a file. A service also adds
+ * the log-probabilities of the tokens and the changes to the model.
+ */
+export type Manifest = Omit<Schemas["TraceAnswer"], "id" | "target" | "log_probs" | "what_if"> &
+  Partial<Pick<Schemas["TraceAnswer"], "log_probs" | "what_if">>;
 export type Stack = Schemas["Stack"];
 export type Side = Stack["side"];
 /** How a tensor is computed. */

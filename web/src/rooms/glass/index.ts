@@ -8,5 +8,8 @@ export const glass: Room = {
   about: "See every number inside the model",
   needs: { tasks: ["translate", "write", "chat", "read"] },
   component,
-  computedBy: (app) => app.use(GlassStore).trace?.manifest.model,
+  computedBy: (app) => {
+    const { trace, isChanged } = app.use(GlassStore);
+    return trace ? trace.manifest.model + (isChanged ? " with changes" : "") : undefined;
+  },
 };

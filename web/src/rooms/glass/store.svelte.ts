@@ -3,6 +3,7 @@
 import { useApp, type AppContext } from "../../app/context.svelte";
 import { effective } from "../../app/search";
 import { searchOf } from "../../app/view.svelte";
+import type { Translation, WhatIf } from "../../shared/api";
 import { taskOf } from "../../shared/models";
 import { word } from "../../shared/numbers";
 import { Latest, Problem, Unreachable } from "../../shared/request.svelte";
@@ -11,7 +12,16 @@ import { serverCarrier, storedTrace } from "../../trace/carriers";
 import { nodeFrom, nodeName, type Node } from "../../trace/lineage";
 import storedAt from "../../trace/stored.bin?url";
 import { row, Trace, type Side, type Stack, type Tensor } from "../../trace/trace";
+import { cellsOf, changesOf, whatIf } from "./changes";
 import { tokenAt } from "./view";
+
+/** A trace, and for a changed model that of the unchanged one. */
+interface Looked {
+  trace: Trace;
+  before: Trace | null;
+  /** The translation that they read. */
+  written: string | null;
+}
 
 export interface Token {
   side: Side;
@@ -30,7 +40,11 @@ const RENEWAL = 10_000;
 export class GlassStore {
   /** The word under the pointer; the selected one is in the address. */
   hover = $state.raw<Token | null>(null);
-  private live: Latest<Trace>;
+  private live: Latest<Looked>;
+  /** The last trace of the unchanged model, and the request for it. */
+  private unchanged: { key: string; trace: Trace; target: string | null } | null = null;
+  /** The changed model's own translation. */
+  private own: Latest<Translation>;
   private placeholder = $state.raw<Trace | null>(null);
   /** Attention weights of a trace that have arrived: a new map each time. */
   private pictures = $state.raw<{ of: Trace | null; weights: ReadonlyMap<string, Tensor> }>({ of: null, weights: new Map() });
@@ -39,14 +53,57 @@ export class GlassStore {
   private renewedAt = -Infinity;
 
   constructor(private app: AppContext) {
-    this.live = new Latest<Trace>(app.connection, () => {
+    this.live = new Latest<Looked>(app.connection, () => {
       this.placeholder = null;
       return false;
     });
+    this.own = new Latest<Translation>(app.connection);
   }
 
   get trace(): Trace | null {
-    return this.app.trace ?? this.live.value ?? this.placeholder;
+    return this.app.trace ?? this.live.value?.trace ?? this.placeholder;
+  }
+
+  /** Of a changed model: the trace of the unchanged model on the same tokens. */
+  get before(): Trace | null {
+    return this.live.value?.before ?? null;
+  }
+
+  /** The translation that is traced. */
+  get written(): string {
+    return this.live.value?.written ?? "";
+  }
+
+  // --- Changes to the model
+
+  /** Items of changed parts and heads. */
+  changes = $derived.by(() => changesOf(this.app.view.changes));
+  /** Items of cells that are set. */
+  cells = $derived.by(() => cellsOf(this.app.view.cells));
+
+  /** Whether the trace is that of a changed model. */
+  get isChanged(): boolean {
+    return !!this.trace?.manifest.what_if;
+  }
+
+  /** Whether the reader can change the model: there is a service. */
+  get canChange(): boolean {
+    return !this.app.trace;
+  }
+
+  /** The changed model's own translation, and why there is none. */
+  get ownTranslation(): { value: Translation | null; problem: string; waiting: boolean } {
+    return this.own;
+  }
+
+  change(changes: string[], cells = this.cells): void {
+    this.app.go({ changes: changes.join(","), cells: cells.join(",") });
+  }
+
+  /** Switch a part off, or on again. */
+  toggle(item: string): void {
+    const { changes } = this;
+    this.change(changes.includes(item) ? changes.filter((one) => one !== item) : [...changes, item]);
   }
 
   /** Whether the trace is the one stored with the page, until the model answers. */
@@ -75,6 +132,7 @@ export class GlassStore {
     this.started = true;
     if (!text) {
       this.placeholder = null;
+      this.own.clear();
       return this.live.clear();
     }
     if (!model) return;
@@ -82,12 +140,29 @@ export class GlassStore {
     const target = view.target || null;
     const search = effective(searchOf(view));
     const sampled = target === null && search.sample && taskOf(model) === "translate";
-    void this.live.ask([name, text, target ?? JSON.stringify(search)], async (signal) => {
-      // The service traces a search, not a sample. So the sample is drawn first, as Translate does it.
-      const drawn = sampled ? (await api.stream(name, text, search, () => {}, signal)).text : target;
-      const answer = await api.trace(name, text, drawn, search, signal);
-      return new Trace(answer, serverCarrier(connection, answer));
+    const plain = JSON.stringify([name, text, target ?? search]);
+    const what_if = whatIf(this.changes, this.cells);
+    const traced = async (given: string | null, signal: AbortSignal, changed: WhatIf | null = null) => {
+      const answer = await api.trace(name, text, given, search, signal, changed);
+      return { trace: new Trace(answer, serverCarrier(connection, answer)), target: answer.target };
+    };
+    void this.live.ask([plain, JSON.stringify(what_if)], async (signal) => {
+      if (this.unchanged?.key !== plain) {
+        // The service traces a search, not a sample. So the sample is drawn first, as Translate does it.
+        const drawn = sampled ? (await api.stream(name, text, search, () => {}, signal)).text : target;
+        this.unchanged = { key: plain, ...(await traced(drawn, signal)) };
+      }
+      const { trace, target: written } = this.unchanged;
+      if (!what_if) return { trace, before: null, written };
+      // The changed model reads the same tokens, so that every number has one to compare with.
+      const given = taskOf(model) === "translate" ? written : null;
+      const changed = await traced(given, signal, what_if);
+      const equal = (other: Trace) => JSON.stringify(changed.trace.manifest.ids) === JSON.stringify(other.manifest.ids);
+      const before = equal(trace) || given === null ? trace : (await traced(given, signal)).trace;
+      return { trace: changed.trace, before: equal(before) ? before : null, written };
     });
+    if (!what_if || taskOf(model) !== "translate") return this.own.clear();
+    void this.own.ask([plain, JSON.stringify(what_if)], (signal) => api.translate(name, text, search, signal, what_if));
   }
 
   /** A request for numbers of the trace. If the service no longer has the trace, it is traced once more. */
@@ -96,12 +171,13 @@ export class GlassStore {
   }
 
   private renew({ status }: Problem): boolean {
-    const trace = this.live.value;
+    const trace = this.live.value?.trace;
     if (status !== 404 || !trace) return false;
     if (trace === this.renewed) return true; // it is being traced
     if (performance.now() - this.renewedAt < RENEWAL) return false;
     this.renewed = trace;
     this.renewedAt = performance.now();
+    this.unchanged = null;
     this.live.cancel();
     this.look();
     return true;

@@ -9,6 +9,10 @@ export const glassFields = {
   heads: text(),
   /** The position of the selected key; -1: the one with the largest weight. */
   key: integer(-1, -1, 1e6, { perText: true }),
+  /** Parts and heads of the model that are changed; the forms are in docs/guides/what-if.md. */
+  changes: text(),
+  /** Cells of attention that are set. */
+  cells: text("", { perText: true }),
   /** The number that is explained: name@1,2,3. */
   why: text("", { perText: true }),
 };
