@@ -44,7 +44,7 @@ test.each<[string, Partial<View>]>([
 });
 
 test("another text resets what belongs to the last one", () => {
-  expect(RESET).toEqual({ target: "", step: -1, word: "", key: -1, why: "", prefix: "", node: -1 });
+  expect(RESET).toEqual({ target: "", step: -1, word: "", key: -1, cells: "", why: "", prefix: "", node: -1 });
 });
 
 test("a change is written to the address once", () => {
