@@ -11,8 +11,8 @@ import type { Stack, Trace } from "../../trace/trace";
 export const PARTS = {
   positions: { title: "Positions", effect: "" },
   scale: {
-    title: "÷ √d_k",
-    effect: "Without ÷ √d_k the scores are √d_k times as large, so softmax gives most of the weight to fewer tokens.",
+    title: "÷ √dₖ",
+    effect: "Without ÷ √dₖ the scores are √dₖ times as large, so softmax gives most of the weight to fewer tokens.",
   },
   "look-ahead-mask": { title: "Look-ahead mask", effect: "" },
   residuals: {
@@ -162,7 +162,7 @@ export function described(item: string): string {
   const cell = cellFrom(item);
   if (cell) return `weight ${cell.value} (${place(cell.path)}, head ${cell.head + 1}, query ${cell.query}, key ${cell.key})`;
   const { part, path } = withoutFrom(item)!;
-  const name = part === "scale" ? "÷ √d_k" : PARTS[part].title.toLowerCase();
+  const name = part === "scale" ? "÷ √dₖ" : PARTS[part].title.toLowerCase();
   return `no ${name}${path ? ` (${place(path)})` : ""}`;
 }
 
