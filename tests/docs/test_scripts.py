@@ -108,6 +108,7 @@ BENCHMARKS = {
     "serve": ["translator", *PAIRS, "--parts", "latency", "--sentences", 128, "--rounds", 1, "--lone", 3, "--rest", 0],
     "step": ["--size", "tiny", *PAIRS, "--tokens", 128, "--vocabulary", 400, "--rounds", 1, "--batches", 1],
     "store": ["--pairs", 300],
+    "what_if": ["translator", *PAIRS, "--sentences", 3, "--rounds", 1],
     "student": ["translator", "teacher", "--data", ".", "--sentences", 3, "--timed", 4, "--rounds", 1],
 }
 

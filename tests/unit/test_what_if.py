@@ -9,6 +9,7 @@ import torch
 
 from sightline.errors import InputError, TraceError
 from sightline.model.protocol import Inputs
+from sightline.special import PAD
 from sightline.trace.watch import tracing
 from sightline.trace.what_if import PARTS, what_if
 from support import difference, every_variant, hooks, ids, pad, raises, reader, translator, writer
@@ -120,6 +121,41 @@ def test_without_positions_word_order_is_lost():
         assert difference(model.encoder(a)[:, 0], model.encoder(b)[:, 0]) > 1e-3
         with what_if(model, without=["positions"]):
             assert difference(model.encoder(a)[:, 0], model.encoder(b)[:, 0]) <= 1e-5
+
+
+@pytest.mark.parametrize("variant", ["paper", "pre-norm", "halves", "learned", "rotary"])
+@torch.no_grad()
+def test_without_positions_the_vectors_of_an_encoder_permute_with_the_tokens(variant):
+    model, source, order = translator(variant), ids(1, 9), torch.randperm(9)
+    assert difference(model.encoder(source[:, order]), model.encoder(source)[:, order]) > 1e-3
+    with what_if(model, without=["positions"]):
+        expected = model.encoder(source)[:, order]
+        assert difference(model.encoder(source[:, order]), expected) <= 1e-5 * expected.abs().max()
+
+
+@every_variant
+@torch.no_grad()
+def test_without_the_scale_the_entropy_of_each_row_falls(variant):
+    """In the first layer, whose scores are otherwise the same."""
+    model, inputs, name = translator(variant), (ids(2, 6), ids(2, 5)), "encoder.layers.0.self_attention.probabilities"
+    with tracing(model) as before:
+        model(*inputs)
+    with what_if(model, without=["scale"]), tracing(model) as after:
+        model(*inputs)
+    rows, sharper = (torch.special.entr(trace[name].values).sum(-1) for trace in (before, after))
+    assert (sharper <= rows + 1e-6).all()
+    assert sharper.mean() < rows.mean() - 1e-4
+
+
+@torch.no_grad()
+def test_without_the_mask_padding_stays_hidden():
+    """A caller that scores a batch gives no layout of the targets: with the mask, no token sees the padding."""
+    model, source = translator(), ids(2, 6)
+    target = ids(2, 5)
+    target[1, 3:] = PAD
+    with what_if(model, without=["look-ahead-mask"]):
+        together, alone = model(source, target), model(source[1:], target[1:, :3])
+    assert difference(together[1, :3], alone[0]) <= 1e-5
 
 
 @torch.no_grad()

@@ -41,10 +41,7 @@ class AttentionEdit:
         """Multiply each head's output by its factor."""
         if not self.factors:
             return z
-        factors = z.new_ones(z.shape[1])
-        for head, factor in self.factors.items():
-            factors[head] = factor
-        return z * factors[:, None, None]
+        return z * z.new_tensor([self.factors.get(head, 1.0) for head in range(z.shape[1])])[:, None, None]
 
 
 class AttentionSteps(NamedTuple):
@@ -100,8 +97,11 @@ def _probabilities(
 ) -> Matrix:
     """Return the softmax over the keys that the mask allows, with averaged heads and set cells."""
     mask = _mask(mask, edit)
-    if mask.allowed is None and not mask.causal and not edit.average and not edit.cells:
-        return scaled.softmax(-1)  # a step of a search mostly has no mask
+    if mask.allowed is None and not mask.causal and not edit.cells:  # mostly so in a step of a search
+        probabilities = scaled.softmax(-1)
+        for head in edit.average:
+            probabilities[:, head] = 1 / scaled.shape[3]
+        return probabilities
     seen = mask.dense(scaled.shape[2], scaled.shape[3], scaled.device)
     empty = ~seen.any(-1, keepdim=True)
     probabilities = scaled.masked_fill(~seen, -torch.inf).softmax(-1).masked_fill(empty, 0)

@@ -61,11 +61,11 @@ class WhatIf:
     ) -> None:
         """The options are those of `what_if`."""
         require_model(model)
-        self.model = model
-        self.off: Mapping[str, tuple[str, ...]] = _parts_off(model, without)
+        self.model, every = model, dict(model.named_modules())
+        self.off: Mapping[str, tuple[str, ...]] = _parts_off(every, without)
         """By part: the prefixes of the paths where it is off."""
         self.attention: Mapping[str, AttentionEdit] = _attention_edits(
-            model,
+            every,
             self,
             remove_heads=remove_heads or {},
             average_heads=average_heads or {},
@@ -79,7 +79,7 @@ class WhatIf:
         """Whether the pass that runs now is a step of a search."""
         self._before: list[tuple[nn.Module, Before]] = []
         self._after: list[tuple[nn.Module, After]] = []
-        for path, module in model.named_modules():
+        for path, module in every.items():
             before, after = _hooks(self, path, module)
             self._before += before
             self._after += after
@@ -147,9 +147,11 @@ def require_model(model: nn.Module) -> None:
         raise TraceError(f"{type(model).__name__} is not a whole model. Pass the model that `build` returns.")
 
 
-def _attention_edits(model: nn.Module, whole: WhatIf, **options: Mapping[str, Any]) -> dict[str, AttentionEdit]:
+def _attention_edits(
+    every: Mapping[str, nn.Module], whole: WhatIf, **options: Mapping[str, Any]
+) -> dict[str, AttentionEdit]:
     """Return the edits of attention modules, by path. The options are those of `what_if`."""
-    modules = {path: module for path, module in model.named_modules() if isinstance(module, MultiHeadAttention)}
+    modules = {path: module for path, module in every.items() if isinstance(module, MultiHeadAttention)}
     for option, paths in options.items():
         for path in paths:
             if path not in modules:
@@ -208,11 +210,10 @@ def _cells(
     return rows
 
 
-def _parts_off(model: nn.Module, without: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def _parts_off(modules: Mapping[str, nn.Module], without: Iterable[str]) -> dict[str, tuple[str, ...]]:
     option = "without"
     if isinstance(without, str):
         raise _error(option, without, f"must be a list, [{without!r}], got a string.")
-    modules = dict(model.named_modules())
     off: dict[str, tuple[str, ...]] = {}
     for item in without:
         part, _, path = item.partition("@")
