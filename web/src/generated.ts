@@ -242,6 +242,7 @@ export interface components {
             position: number;
             /** @default 5 */
             count?: number;
+            what_if?: components["schemas"]["WhatIf"] | null;
         };
         Beam: {
             parent: number;
@@ -307,7 +308,14 @@ export interface components {
             /** @default  */
             prefix?: string;
             forbid?: string[];
+            what_if?: components["schemas"]["WhatIf"] | null;
             text: string;
+        };
+        Cell: {
+            head: number;
+            query: number;
+            key: number;
+            value: number;
         };
         Language: {
             code: string;
@@ -352,6 +360,7 @@ export interface components {
         ScoreRequest: {
             model?: string | null;
             pairs: components["schemas"]["Pair"][];
+            what_if?: components["schemas"]["WhatIf"] | null;
         };
         Scored: {
             log_prob: number;
@@ -425,6 +434,7 @@ export interface components {
             /** @default  */
             prefix?: string;
             forbid?: string[];
+            what_if?: components["schemas"]["WhatIf"] | null;
             text: string;
         };
         Tensor: {
@@ -452,6 +462,8 @@ export interface components {
             tensors: components["schemas"]["Tensor"][];
             id: string;
             target: string | null;
+            log_probs: (number | null)[];
+            what_if: components["schemas"]["WhatIf"] | null;
         };
         TraceRequest: {
             /** @default 4 */
@@ -500,6 +512,7 @@ export interface components {
             /** @default  */
             prefix?: string;
             forbid?: string[];
+            what_if?: components["schemas"]["WhatIf"] | null;
             text: string;
             target?: string | null;
         };
@@ -554,6 +567,7 @@ export interface components {
             /** @default  */
             prefix?: string;
             forbid?: string[];
+            what_if?: components["schemas"]["WhatIf"] | null;
             text: string | string[];
             require?: string[];
             /** @default false */
@@ -571,6 +585,23 @@ export interface components {
                 number,
                 number
             ][] | null;
+        };
+        WhatIf: {
+            without?: string[];
+            remove_heads?: {
+                [key: string]: number[];
+            };
+            average_heads?: {
+                [key: string]: number[];
+            };
+            scale_heads?: {
+                [key: string]: {
+                    [key: string]: number;
+                };
+            };
+            set_attention?: {
+                [key: string]: components["schemas"]["Cell"][];
+            };
         };
         Problem: {
             type: string;

@@ -114,7 +114,7 @@ def stacks(model: nn.Module) -> list[dict[str, Any]]:
 
 def lineage(model: Model, edits: WhatIf | None = None) -> dict[str, Step]:
     """Return the steps of all tensors that a trace of this model can have, with the edits of a what-if."""
-    edits = edits or WhatIf({})
+    edits = edits or WhatIf(model)
     found: dict[str, Step] = {}
     top = ""
     for name, module in model.named_children():

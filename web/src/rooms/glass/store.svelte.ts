@@ -20,7 +20,7 @@ interface Looked {
   trace: Trace;
   before: Trace | null;
   /** The translation that they read. */
-  written: string | null;
+  translation: string | null;
 }
 
 export interface Token {
@@ -70,8 +70,8 @@ export class GlassStore {
   }
 
   /** The translation that is traced. */
-  get written(): string {
-    return this.live.value?.written ?? "";
+  get translation(): string {
+    return this.live.value?.translation ?? "";
   }
 
   // --- Changes to the model
@@ -152,14 +152,14 @@ export class GlassStore {
         const drawn = sampled ? (await api.stream(name, text, search, () => {}, signal)).text : target;
         this.unchanged = { key: plain, ...(await traced(drawn, signal)) };
       }
-      const { trace, target: written } = this.unchanged;
-      if (!what_if) return { trace, before: null, written };
+      const { trace, target: translation } = this.unchanged;
+      if (!what_if) return { trace, before: null, translation };
       // The changed model reads the same tokens, so that every number has one to compare with.
-      const given = taskOf(model) === "translate" ? written : null;
+      const given = taskOf(model) === "translate" ? translation : null;
       const changed = await traced(given, signal, what_if);
       const equal = (other: Trace) => JSON.stringify(changed.trace.manifest.ids) === JSON.stringify(other.manifest.ids);
       const before = equal(trace) || given === null ? trace : (await traced(given, signal)).trace;
-      return { trace: changed.trace, before: equal(before) ? before : null, written };
+      return { trace: changed.trace, before: equal(before) ? before : null, translation };
     });
     if (!what_if || taskOf(model) !== "translate") return this.own.clear();
     void this.own.ask([plain, JSON.stringify(what_if)], (signal) => api.translate(name, text, search, signal, what_if));
