@@ -14,7 +14,7 @@ from sightline.data.builtin import generate
 from sightline.model.transformer import build
 from sightline.model_folder import load_tokenizer, save_model
 from sightline.serve.schemas import WhatIf
-from sightline.trace.pack import read
+from sightline.trace.pack import read_trace
 from support import random_weights
 
 TEXTS = [pair.source for pair in generate("test", 20)]
@@ -69,7 +69,7 @@ def library(engine, changes):
 
 
 def tensors(server, answer):
-    return read(server.get(f"/v1/trace/{answer['id']}", params={"dtype": "f32"}).content)
+    return read_trace(server.get(f"/v1/trace/{answer['id']}", params={"dtype": "f32"}).content)
 
 
 @every_change
