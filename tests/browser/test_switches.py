@@ -27,7 +27,7 @@ def engines(folders):
 
 
 def panel(page):
-    return page.get_by_role("group", name="Switch off parts of the model")
+    return page.get_by_role("group", name="Switch off parts")
 
 
 def number(text):
@@ -168,6 +168,15 @@ def test_models_of_one_stack(visit, engines, model, part, sentence):
     page.get_by_text(sentence).wait_for()
     compared(page, engines[model], "", without=[part])
     assert panel(page).get_by_role("button", name="Look-ahead mask").count() == (model != "bert")
+
+
+@pytest.mark.parametrize("width", [390, 1024, 1400])
+def test_pictures_of_heads_keep_their_size_next_to_the_sign(visit, width):
+    page = visit(width=width).go(address(changes="look-ahead-mask,scale", open=SELF))
+    page.locator("[data-entropy=after]").wait_for()
+    page.locator("[data-path='decoder.layers.0.self_attention'] .off").wait_for()
+    wide = page.evaluate("[...document.querySelectorAll('.head')].map((one) => one.getBoundingClientRect().width)")
+    assert min(wide) >= 24
 
 
 def test_another_model_has_no_changes(visit):

@@ -187,7 +187,7 @@ export function effects(trace: Trace, changes: string[], cells: string[]): strin
     if (part === "look-ahead-mask")
       return (
         "Without the look-ahead mask, each position sees the tokens that come later. A model that was trained with the mask never saw them." +
-        (trace.translates ? " While it writes, no later tokens exist: its own translation stays the same." : "")
+        (trace.translates ? " While it writes, no later tokens exist, so the mask does not change its own translation." : "")
       );
     return PARTS[part].effect;
   });
