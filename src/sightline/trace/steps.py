@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sightline.errors import InputError
 from sightline.model.mask import Mask
+from sightline.model.transformer import attention_weights
 
 Matrix = Float[Tensor, "batch heads query key"]
 
@@ -65,11 +66,12 @@ def spell_out(
     """Compute every step in float32. `positions`: of the queries in their sentences, for the cells of an edit."""
     edit = edit or AttentionEdit()
     with torch.autocast(q.device.type, enabled=False):
-        q, k, v, root = q.float(), k.float(), v.float(), math.sqrt(q.shape[3])
+        q, k, v = q.float(), k.float(), v.float()
         scores = q @ k.mT
-        scaled = scores if edit.unscaled else scores / root
-        masked = scaled.masked_fill(~_mask(mask, edit).dense(q.shape[2], k.shape[2], q.device), -torch.inf)
-        probabilities = _probabilities(scaled, mask, edit, positions)
+        scaled = scores if edit.unscaled else scores / math.sqrt(q.shape[3])
+        allowed = _mask(mask, edit).dense(q.shape[2], k.shape[2], q.device)
+        probabilities = _probabilities(q, k, mask, edit, positions)
+        masked = scaled.masked_fill(~allowed, -torch.inf)
         return AttentionSteps(scores, scaled, masked, probabilities, edit.apply_factors(probabilities @ v))
 
 
@@ -83,9 +85,7 @@ def attend_edited(
 ) -> Float[Tensor, "batch heads query d_k"]:
     """Return the last step of `spell_out`, without those that it does not need."""
     with torch.autocast(q.device.type, enabled=False):
-        scores = q.float() @ k.float().mT
-        scaled = scores if edit.unscaled else scores / math.sqrt(q.shape[3])
-        return edit.apply_factors(_probabilities(scaled, mask, edit, positions) @ v.float())
+        return edit.apply_factors(_probabilities(q.float(), k.float(), mask, edit, positions) @ v.float())
 
 
 def _mask(mask: Mask, edit: AttentionEdit) -> Mask:
@@ -93,23 +93,22 @@ def _mask(mask: Mask, edit: AttentionEdit) -> Mask:
 
 
 def _probabilities(
-    scaled: Matrix, mask: Mask, edit: AttentionEdit, positions: Int[Tensor, "batch query"] | None
+    q: Float[Tensor, "batch heads query d_k"],
+    k: Float[Tensor, "batch heads key d_k"],
+    mask: Mask,
+    edit: AttentionEdit,
+    positions: Int[Tensor, "batch query"] | None,
 ) -> Matrix:
-    """Return the softmax over the keys that the mask allows, with averaged heads and set cells."""
+    """Return the attention weights (equation 1), with averaged heads and set cells."""
     mask = _mask(mask, edit)
-    if mask.allowed is None and not mask.causal and not edit.cells:  # mostly so in a step of a search
-        probabilities = scaled.softmax(-1)
+    probabilities = attention_weights(q * math.sqrt(q.shape[3]) if edit.unscaled else q, k, mask)
+    if edit.average or edit.cells:
+        seen = mask.dense(q.shape[2], k.shape[2], q.device)
         for head in edit.average:
-            probabilities[:, head] = 1 / scaled.shape[3]
-        return probabilities
-    seen = mask.dense(scaled.shape[2], scaled.shape[3], scaled.device)
-    empty = ~seen.any(-1, keepdim=True)
-    probabilities = scaled.masked_fill(~seen, -torch.inf).softmax(-1).masked_fill(empty, 0)
-    for head in edit.average:
-        probabilities[:, head] = (seen / seen.sum(-1, keepdim=True).clamp(min=1))[:, 0]
-    for (head, query), cells in edit.cells.items():
-        row = set_cells(probabilities[:, head].clone(), seen[:, 0], query, cells, positions)
-        probabilities[:, head] = row
+            probabilities[:, head] = (seen / seen.sum(-1, keepdim=True).clamp(min=1))[:, 0]
+        for (head, query), cells in edit.cells.items():
+            row = set_cells(probabilities[:, head].clone(), seen[:, 0], query, cells, positions)
+            probabilities[:, head] = row
     return probabilities
 
 
