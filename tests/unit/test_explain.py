@@ -77,6 +77,7 @@ def test_the_last_layer_of_the_lens_is_the_logits(variant):
         assert len(lens.values) == 1 + len(model.get_submodule(stack).layers)
         assert difference(lens.values[-1], logits) <= 1e-5
         assert difference(lens.values[0], logits) > 1e-3
+        assert difference(logit_lens(trace, model, stack, 3).values, lens.values[:, :, 3:4]) <= 1e-6
 
 
 @torch.no_grad()

@@ -22,23 +22,6 @@ SENTENCES_TO_TRY = {
     "coref": RIDDLE,
 }
 """Sentences for the bundled models."""
-SENTENCES = 30_000
-RECIPE = [
-    "model.encoder.layers=2",
-    "model.decoder.layers=2",
-    "model.dropout=0.05",
-    "data.vocab_size=1200",
-    "train.steps=320",
-    "train.batch_tokens=1024",
-    "train.learning_rate=0.007",
-    "train.warmup=50",
-    "train.smoothing=0.0",
-    "train.ema=0.98",
-    "train.validate_every=160",
-    "train.report_every=10",
-]
-"""Differences from the preset. This language is regular, so half the layers, less dropout and fewer steps are enough;
-it has one correct answer to each sentence, so label smoothing would not help."""
 
 
 def demo(
@@ -149,12 +132,13 @@ def teach(console: "Console", folder: Path, *, kept: bool) -> None:
     corpus, so that an interrupted run can be resumed."""
     import torch
 
-    from sightline.data.builtin import generate, riddle
+    from sightline.data.builtin import riddle
     from sightline.engine import Translator
     from sightline.evaluate.grammar import grammar
     from sightline.evaluate.scores import values
     from sightline.model.transformer import build
     from sightline.model_folder import BUNDLED, EXAMPLES, load_model, load_tokenizer
+    from sightline.train.lesson import RECIPE, SENTENCES, write_corpus
     from sightline.train.run import RunOptions, TextFiles, train_files
 
     heading(
@@ -164,10 +148,7 @@ def teach(console: "Console", folder: Path, *, kept: bool) -> None:
         "er, sie or es, depending on its noun; only the last word of the sentence shows which noun that is.",
     )
     data = folder if kept else folder.parent
-    examples = {data / "train.tsv": generate("train", SENTENCES), data / "dev.tsv": generate("dev", 200)}
-    for file, pairs in examples.items():
-        file.write_text("".join(f"{pair.source}\t{pair.target}\n" for pair in pairs), "utf-8")
-    training, validation = (TextFiles(pairs=[(str(file), 1.0)]) for file in examples)
+    training, validation = (TextFiles(pairs=[(str(file), 1.0)]) for file in write_corpus(data))
     cache = None if kept else data / "cache"
     options = RunOptions(folder, training, validation, preset="tiny", set=RECIPE, cache=cache)
     started = time.perf_counter()

@@ -26,6 +26,13 @@ def serve(
         Path | None, Option(help="File of API keys: a line NAME KEY for each client. Without it, access is open.")
     ] = None,
     origins: list[str] = option("ServeConfig", "origins", "--allow-origin"),
+    training: Annotated[
+        bool | None,
+        Option(
+            "--training/--no-training",
+            help="Let readers of the page start a training run of half a minute. Default: only on a local address.",
+        ),
+    ] = None,
     set: Annotated[Strings, Option(help="Change an option of the service: max_beams=8.")] = None,
     backend: BackendName = option("LoadOptions", "backend"),
     precision: PrecisionName = option("LoadOptions", "precision"),
@@ -44,7 +51,7 @@ def serve(
 
     config = load_options(ServeConfig, {"origins": tuple(origins)}, sets=set or [])
     load = {"backend": backend, "precision": precision, "device": device}
-    run_service(models, host, port, config, keys=keys, log=log, open_page=open_page, **load)
+    run_service(models, host, port, config, keys=keys, log=log, open_page=open_page, training=training, **load)
 
 
 def run_service(
@@ -56,9 +63,11 @@ def run_service(
     keys: Path | None = None,
     log: Log = "auto",
     open_page: bool = False,
+    training: bool | None = None,
     **load: Any,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C. `load`: options of `sightline.load`."""
+    """Serve until SIGTERM or Ctrl-C. `training`: whether clients may start a training run; default: if the host is this
+    computer. `load`: options of `sightline.load`."""
     import webbrowser
 
     import torch
@@ -77,7 +86,8 @@ def run_service(
     shelf = Models(folders, lambda folder: engine.load(folder, **load, threads=threads), config.memory)
     bound = bind(host, port)
     start_logging(log == "json" or (log == "auto" and not sys.stderr.isatty()))
-    if not known and host not in ("127.0.0.1", "localhost", "::1"):
+    local = host in ("127.0.0.1", "localhost", "::1")
+    if not known and not local:
         echo(f"Warning: access from {host} is open to everyone. Use --keys to restrict it.", err=True)
     shelf.load_first()
     bound.listen(2048)
@@ -86,7 +96,8 @@ def run_service(
     # Without a display, webbrowser would open a browser in the terminal.
     if open_page and (sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()):
         webbrowser.open(address)
-    run(create_app(Service(shelf, config), known), bound)
+    service = Service(shelf, config, training=local if training is None else training)
+    run(create_app(service, known), bound)
 
 
 def import_packages() -> None:

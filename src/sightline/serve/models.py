@@ -91,6 +91,9 @@ class Models:
         """Check the folders. `memory`: budget for loaded models in GiB; 0 is unlimited."""
         self.entries = {name: _entry(name, folder) for name, folder in folders.items()}
         self.default = next(iter(self.entries))
+        self.find_state: Callable[[str], Path | None] = lambda _: None
+        """Returns the folder of a state of a training run by its name. These models are not listed."""
+        self._states: dict[str, Entry] = {}
         self._load, self._memory = load, memory * 2**30
         # OpenMP threads wait by spinning only while there are no more of them than cores. So only the thread of the
         # model computes with several threads; otherwise the steps of a search take twice as long.
@@ -99,7 +102,7 @@ class Models:
     async def engine(self, name: str | None, kind: type[E]) -> tuple[str, E]:
         """Return the name and the engine of a model, by default the first; load it if necessary. A model of another
         task is refused before it is loaded."""
-        entry = self.entries.get(self.default if name is None else name)
+        entry = self.entries.get(self.default if name is None else name) or self._state(name)
         if entry is None:
             raise Problem("not-found", f"Unknown model. Available models: {', '.join(self.entries)}.")
         task = TASKS.get(kind, entry.task)
@@ -112,6 +115,15 @@ class Models:
                     await self._load_entry(entry)
         assert isinstance(entry.engine, kind)  # noqa: S101
         return entry.name, entry.engine
+
+    def _state(self, name: str | None) -> Entry | None:
+        """Return the entry of a state of the training run. Another run has other folders."""
+        folder = None if name is None else self.find_state(name)
+        if name is None or folder is None:
+            return None
+        if name not in self._states or self._states[name].folder != folder:
+            self._states[name] = _entry(name, folder)
+        return self._states[name]
 
     def load_first(self) -> None:
         """Load the default model, before the service starts."""

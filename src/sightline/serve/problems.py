@@ -19,6 +19,7 @@ class Kind(NamedTuple):
 KINDS = {
     "malformed": Kind(400, "Malformed request"),
     "unauthorised": Kind(401, "Authentication required"),
+    "forbidden": Kind(403, "Not allowed"),
     "not-found": Kind(404, "Not found"),
     "wrong-method": Kind(405, "Method not allowed"),
     "too-slow": Kind(408, "Request timeout"),

@@ -296,6 +296,53 @@ class TraceAnswer(TraceManifest):
     """The changes to the model; null if it is unchanged."""
 
 
+class LensEntry(Answer):
+    """An entry of the vocabulary with its probability."""
+
+    id: int
+    token: str
+    probability: float
+
+
+class LensAnswer(Answer):
+    """The logit lens: the likeliest entries if the model ended after the embedding (first) or after each layer."""
+
+    layers: list[list[LensEntry]]
+
+
+class TrainingRequest(Body):
+    """An empty object."""
+
+
+class TrainingLoss(Answer):
+    """The training loss at a step."""
+
+    step: int
+    loss: float | None
+
+
+class TrainingState(Answer):
+    """A state of the model. Its name is accepted as `model` in all requests."""
+
+    step: int
+    model: str
+
+
+class TrainingAnswer(Answer):
+    """The training run of the tour."""
+
+    allowed: bool
+    """Whether this service allows training."""
+    run: int
+    """Number of runs that were started. States of different runs have the same names."""
+    phase: Literal["none", "running", "finished", "stopped", "failed"]
+    steps: int
+    """Steps of a whole run; 0 before the first one."""
+    losses: list[TrainingLoss]
+    states: list[TrainingState]
+    """States of the run; before the first run, those of a bundled model."""
+
+
 class PiecesAnswer(Answer):
     """Entries of a vocabulary as text."""
 

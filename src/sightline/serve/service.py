@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from sightline.config import ServeConfig
 from sightline.engine import Chat, Engine, Plan, Translator, Writer
+from sightline.serve.lesson import Lesson
 from sightline.serve.models import Models
 from sightline.serve.observe import Metrics
 from sightline.serve.problems import Problem
@@ -82,9 +83,12 @@ class Traces:
 class Service:
     """Models, workers, traces and metrics."""
 
-    def __init__(self, models: Models, config: ServeConfig) -> None:
+    def __init__(self, models: Models, config: ServeConfig, *, training: bool = False) -> None:
+        """`training`: whether clients may start the training run of the tour."""
         self.models, self.config, self.metrics = models, config, Metrics()
         self.traces = Traces(config.trace_memory)
+        self.lesson = Lesson(allowed=training)
+        models.find_state = self.lesson.folder
         self.workers: dict[str, Worker] = {}
 
     def worker(self, engine: Engine) -> Worker:
@@ -142,6 +146,7 @@ class Service:
 
     def close(self) -> None:
         """Stop all threads after their last job."""
+        self.lesson.close()
         self.models.close()
         for worker in self.workers.values():
             worker.stop(self.config.shutdown)

@@ -65,17 +65,21 @@ def value_weighted(trace: Trace, model: Model, path: str) -> Traced:
 
 
 @torch.no_grad()
-def logit_lens(trace: Trace, model: Model, stack: str) -> Traced:
+def logit_lens(trace: Trace, model: Model, stack: str, position: int | None = None) -> Traced:
     """Compute the logit lens (nostalgebraist, 2020): the scores of the vectors after the embedding (0) and after each
     layer (1, 2, ...), by the stack's final norm and the classifier. The encoder of an encoder-decoder model has no
-    classifier; its vectors are multiplied with the source embeddings."""
+    classifier; its vectors are multiplied with the source embeddings. `position`: only this one."""
     module = dict(model.named_modules()).get(stack)
     if not isinstance(module, Stack):
         raise TraceError.of("stack", stack, f"= {stack!r} is not a stack of layers.")
     outputs = [trace[f"{stack}.embedding.output"]]
     outputs += [trace[f"{stack}.layers.{i}.feed_forward_residual.output"] for i in range(len(module.layers))]
     # .forward calls no hooks: the lens is not part of a trace.
-    vectors = module.norm.forward(torch.stack([output.values for output in outputs]))
+    vectors = torch.stack([output.values for output in outputs])
+    labels = outputs[0].labels
+    if position is not None:
+        vectors, labels = vectors[..., position : position + 1, :], {}
+    vectors = module.norm.forward(vectors)
     names, modules = zip(*model.named_children(), strict=True)
     above = modules[names.index(stack) + 1 :]  # up to the classifier
     if any(isinstance(other, Stack) for other in above):
@@ -85,7 +89,7 @@ def logit_lens(trace: Trace, model: Model, stack: str) -> Traced:
             vectors = other.forward(vectors)
         logits = vectors
     axes = ("layer", *outputs[0].axes[:-1], "vocabulary")
-    return Traced(f"{stack}.logit_lens", axes, logits, outputs[0].labels)
+    return Traced(f"{stack}.logit_lens", axes, logits, labels)
 
 
 class Attribution(NamedTuple):

@@ -99,9 +99,9 @@ test("a room is shown if the served models meet its needs", async () => {
   );
   const translator = start({ fetch: service([model("marian", "encoder-decoder")]) }, rooms);
   await settled();
-  expect(tabs(writer.target)).toEqual(["Glass"]);
-  expect(tabs(writers.target)).toEqual(["Glass", "Lab"]);
-  expect(tabs(translator.target)).toEqual(["Translate", "Glass", "Beams"]);
+  expect(tabs(writer.target)).toEqual(["Glass", "Tour"]);
+  expect(tabs(writers.target)).toEqual(["Glass", "Tour", "Lab"]);
+  expect(tabs(translator.target)).toEqual(["Translate", "Glass", "Beams", "Tour"]);
 });
 
 test("a room opens with a model that can do its task", async () => {

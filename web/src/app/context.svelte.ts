@@ -11,7 +11,7 @@ export interface AppOptions {
   address?: Address;
   /** Sends requests; default: the browser's. */
   fetch?: (path: string, options: RequestInit) => Promise<Response>;
-  /** Remembers the reader's colours. */
+  /** Remembers the reader's colours and progress. */
   storage?: Storage | null;
   /** A stored trace to show. Without one, traces come from the service. */
   trace?: Trace;
@@ -23,15 +23,19 @@ export class AppContext {
   readonly theme: Theme;
   /** The served models; the first is the default. */
   models = $state.raw<Model[]>([]);
+  /** States of a training run that can be selected; they are not listed. */
+  states = $state.raw<Model[]>([]);
   /** Why the service refused to list its models. */
   problem = $state("");
   readonly trace: Trace | null;
+  readonly storage: Storage | null;
   private viewState: ViewState;
   private stores = new Map<unknown, unknown>();
 
   constructor({ address = memoryAddress(), fetch, storage = null, trace }: AppOptions) {
     this.connection = new Connection(fetch, () => this.restore());
     this.api = new Api(this.connection);
+    this.storage = storage;
     this.theme = new Theme(storage);
     this.viewState = new ViewState(address);
     this.trace = trace ?? null;
@@ -46,7 +50,7 @@ export class AppContext {
   }
 
   get model(): Model | undefined {
-    return this.models.find((one) => one.name === this.view.model) ?? this.models[0];
+    return [...this.models, ...this.states].find((one) => one.name === this.view.model) ?? this.models[0];
   }
 
   /** Get the served models. If the service is away, this happens when it returns. */

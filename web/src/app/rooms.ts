@@ -2,7 +2,8 @@
 
 import { beams } from "../rooms/beams";
 import { glass } from "../rooms/glass";
+import { tour } from "../rooms/tour";
 import { translate } from "../rooms/translate";
 import type { Room } from "./room";
 
-export const ROOMS: Room[] = [translate, glass, beams];
+export const ROOMS: Room[] = [translate, glass, beams, tour];

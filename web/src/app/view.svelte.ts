@@ -2,6 +2,7 @@
 
 import { beamsFields } from "../rooms/beams/view";
 import { glassFields } from "../rooms/glass/view";
+import { tourFields } from "../rooms/tour/view";
 import { translateFields } from "../rooms/translate/view";
 import type { Search } from "../shared/api";
 import { firstValues, flag, fromQuery, integer, number, perText, text, toQuery, type ValuesOf } from "./fields";
@@ -25,6 +26,7 @@ const FIELDS = {
   ...translateFields,
   ...glassFields,
   ...beamsFields,
+  ...tourFields,
 };
 
 export type View = ValuesOf<typeof FIELDS>;

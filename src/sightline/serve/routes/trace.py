@@ -14,6 +14,7 @@ from sightline.serve.routes.shared import Bytes, Row, Serving, changed, row_byte
 from sightline.serve.service import Search, Service
 from sightline.special import END, START
 from sightline.text.tokenizer import with_end
+from sightline.trace.explain import logit_lens
 from sightline.trace.pack import PIECE, manifest, pack_trace
 from sightline.trace.trace import Trace
 
@@ -83,6 +84,38 @@ async def tensors(
         return pack_trace(stored.trace, wanted, dtype=dtype)
 
     return Bytes(await service.call(request, stored.engine, work))
+
+
+@router.get("/v1/trace/{id}/lens")
+async def lens(
+    id: str,  # noqa: A002
+    request: Request,
+    service: Serving,
+    position: Annotated[int, Query(ge=0, lt=10**6, description="A position of the stack that predicts words.")],
+    count: Annotated[int, Query(ge=1, le=20, description="Number of entries.")] = 3,
+) -> schemas.LensAnswer:
+    """Return the logit lens at a position of a trace: the likeliest entries of the vocabulary after each layer."""
+    stored = service.traces.get(id, [])
+    trace, engine = stored.trace, stored.engine
+    stack = "decoder" if "decoder.output" in trace else "encoder"
+
+    def work() -> schemas.LensAnswer:
+        length = trace.sizes(f"{stack}.output")["position"]
+        if position >= length:
+            raise Problem("not-found", f"`position` {position} does not exist: there are {length}, counted from 0.")
+        best = logit_lens(trace, engine.model, stack, position).values[:, 0].float().softmax(-1).topk(count)
+        rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return schemas.LensAnswer(
+            layers=[
+                [
+                    schemas.LensEntry(id=entry, token=token, probability=probability)
+                    for entry, token, probability in zip(ids, engine.tokenizer.pieces(ids), probabilities, strict=True)
+                ]
+                for ids, probabilities in rows
+            ]
+        )
+
+    return await service.call(request, engine, work)
 
 
 @router.get("/v1/trace/{id}/{name}", response_class=Bytes)

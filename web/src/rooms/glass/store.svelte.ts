@@ -74,6 +74,11 @@ export class GlassStore {
     return this.live.value?.translation ?? "";
   }
 
+  /** The trace of the unchanged model, if it reads the same tokens. */
+  get base(): Trace | null {
+    return this.before ?? this.trace;
+  }
+
   // --- Changes to the model
 
   /** Items of changed parts and heads. */
