@@ -40,7 +40,9 @@ MEDIUM_FILES = {
     "interop/test_onnx.py",
     "learning/test_reversal.py",
     "learning/test_tasks.py",
+    "serve/test_lesson.py",
     "serve/test_serve.py",
+    "serve/test_what_if_requests.py",
     "serve/test_worker.py",
     "unit/test_signatures.py",
 }

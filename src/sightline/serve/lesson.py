@@ -1,7 +1,5 @@
 """The training run that a reader of the page can start: one at a time, in its own process."""
 
-import contextlib
-import json
 import re
 import shutil
 import subprocess
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sightline.model_folder import BUNDLED
+from sightline.runs import TESTED, read_metrics
 from sightline.serve.problems import Problem
 
 Phase = Literal["none", "running", "finished", "stopped", "failed"]
@@ -90,15 +89,12 @@ class Lesson:
         """The loss of each report, with its step."""
         if self._folder is None:
             return []
-        lines: list[dict[str, Any]] = []
-        with contextlib.suppress(OSError, ValueError):  # there is none yet, or the last line is incomplete
-            for line in (self._folder / "run" / "metrics.jsonl").read_text("utf-8").splitlines():
-                lines.append(json.loads(line))  # noqa: PERF401 - the complete lines stay
+        lines = read_metrics(self._folder / "run")
         return [{"step": one["step"], "loss": one["loss"]} for one in lines if one["event"] == "progress"]
 
     def states(self) -> dict[int, Path]:
         """Return the model folders of the states by step: of the run, or the stored ones before the first run."""
-        folder = STORED if self._folder is None else self._folder / "run" / "tested"
+        folder = STORED if self._folder is None else self._folder / "run" / TESTED
         found = ((STATE.fullmatch(path.name), path) for path in (folder.iterdir() if folder.exists() else ()))
         complete = {int(name[1]): path for name, path in found if name and (path / "model.safetensors").exists()}
         return dict(sorted(complete.items()))

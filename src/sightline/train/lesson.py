@@ -7,9 +7,13 @@ writes the corpus into a folder and trains there, with a state of the model ever
 
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from sightline.data.builtin import generate
+from sightline.evaluate.scores import values
+from sightline.runs import Metrics
+from sightline.train.run import RunOptions, TextFiles, train_files
 
 SENTENCES = 30_000
 STEPS = 320
@@ -42,17 +46,18 @@ def write_corpus(folder: Path) -> tuple[Path, Path]:
 
 
 def main() -> None:
-    """Write the corpus, then become the command `sightline train`."""
+    """Write the corpus and train on it. SIGTERM stops the run after its update."""
     folder = Path(sys.argv[1])
     if hasattr(os, "nice"):
         os.nice(5)  # the service that started this process stays responsive
     (folder / "steps").write_text(str(STEPS))
-    train, dev = write_corpus(folder)
-    sets = [part for one in (*RECIPE, *STATES) for part in ("--set", one)]
-    files = ["--pairs", str(train), "--valid", str(dev), "--out", str(folder / "run"), "--preset", "tiny"]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
-    command = [sys.executable, "-m", "sightline.cli.main", "train", *files, "--device", "cpu", *sets]
-    os.execve(sys.executable, command, environment)  # noqa: S606 - the same process, so that signals reach it
+    train, valid = (TextFiles(pairs=[(str(file), 1.0)]) for file in write_corpus(folder))
+    options = RunOptions(
+        folder / "run", train, valid, "tiny", set=[*RECIPE, *STATES], cache=folder / "cache", device="cpu"
+    )
+    with closing(Metrics(options.out)) as metrics:
+        run = train_files(options, metrics, score=values)
+    sys.exit(128 + run.stopped if run.stopped else 0)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from sightline.serve.service import Search, Service
 from sightline.special import END, START
 from sightline.text.tokenizer import with_end
 from sightline.trace.explain import logit_lens
+from sightline.trace.lineage import stacks
 from sightline.trace.pack import PIECE, manifest, pack_trace
 from sightline.trace.trace import Trace
 
@@ -97,7 +98,7 @@ async def lens(
     """Return the logit lens at a position of a trace: the likeliest entries of the vocabulary after each layer."""
     stored = service.traces.get(id, [])
     trace, engine = stored.trace, stored.engine
-    stack = "decoder" if "decoder.output" in trace else "encoder"
+    stack = stacks(engine.model)[-1]["name"]  # the one that predicts tokens
 
     def work() -> schemas.LensAnswer:
         length = trace.sizes(f"{stack}.output")["position"]
