@@ -592,7 +592,7 @@ DO = {
     "positions": shuffle_without_positions,
     "which-word": sentence(RIDDLE.replace("tired", "wide")),
     "query-key-and-value": lambda hand, page: hand.press(first_number(page, "q")),
-    "from-scores-to-weights": switch("÷ √d_k"),
+    "from-scores-to-weights": switch("÷ √dₖ"),
     "matrices": choose_a_cell,
     "heads": lambda _, page: page.locator(".controls select").select_option("removed"),
     "add-and-norm": lambda hand, page: hand.press(page.locator("main").get_by_label("Explain variance").first),
