@@ -23,7 +23,7 @@ from sightline.search.constrained import ConstrainedBeams, least_tokens
 from sightline.search.recorded import LEAVE, RecordedSearch, graph_pool, release
 from sightline.search.sampling import Samples
 from sightline.search.scoring import last_cross_attention, next_scores
-from sightline.search.types import Hypothesis, Request, StepUpdate
+from sightline.search.types import Hypothesis, NewToken, Request, StepUpdate
 from sightline.special import PAD
 
 TIE = 2e-4
@@ -110,7 +110,7 @@ def by_size(sizes: Mapping[int, int], budget: int) -> Iterator[list[int]]:
 
 def check(request: Request, max_positions: int) -> None:
     """Raise an InputError if a model with this many positions cannot answer a request."""
-    (source, limits, given, constraints), needed = request, least_tokens(request.constraints)
+    (source, limits, given, constraints, *_), needed = request, least_tokens(request.constraints)
     if len(source) > max_positions:
         raise InputError.of(
             "source",
@@ -220,8 +220,12 @@ class Run:
                 ready = [row for row, i in enumerate(here) if (done[row] or close[row]) and i not in over]
                 tokens, answers = {}, {}
                 if streaming:
-                    last = zip(here, now.last()[:, 0].tolist(), done, close, strict=True)
-                    tokens = {i: token for i, token, *stop in last if i in self.streamed - over and not any(stop)}
+                    last = zip(here, now.new_tokens(), done, close, strict=True)
+                    tokens = {
+                        i: token._replace(top=self._trimmed(i, [token.top])[0])
+                        for i, token, *stop in last
+                        if i in self.streamed - over and not any(stop)
+                    }
                 if ready and (self.eager or shrink):
                     found = now.select(torch.tensor(ready, device=device)).answers()
                     for row, (best, margin) in zip(ready, found, strict=True):
@@ -230,9 +234,10 @@ class Run:
                         if not alone and (margin < TIE or close[row]):
                             self.near_ties.append(i)
                         else:
-                            answers[i] = best
-                            if i in self.streamed and len(best[0].ids) == written:  # it was cut after a new token
-                                tokens[i] = best[0].ids[-1]
+                            answers[i] = [one._replace(top=self._trimmed(i, one.top)) for one in best]
+                            first = answers[i][0]
+                            if i in self.streamed and len(first.ids) == written:  # it was cut after a new token
+                                tokens[i] = NewToken(first.ids[-1], first.log_probs[-1], first.top[-1])
                 self.answered |= answers.keys()
                 yield StepUpdate(self._unsent(tokens, written), answers)
                 if not left:
@@ -241,7 +246,11 @@ class Run:
                     searching.select(torch.tensor(left, device=device))
                     here, before = [here[row] for row in left], None
 
-    def _unsent(self, tokens: dict[int, int], written: int) -> dict[int, int]:
+    def _trimmed(self, number: int, top: list[list[tuple[int, float]]]) -> list[list[tuple[int, float]]]:
+        """Return the likeliest tokens that a request asks for: others in its batch may ask for more."""
+        return [one[: self.requests[number].top] for one in top]
+
+    def _unsent(self, tokens: dict[int, NewToken], written: int) -> dict[int, NewToken]:
         """Return the tokens that were not reported before: a streamed request may be searched twice."""
         new = {i: token for i, token in tokens.items() if written > self.sent.get(i, 0)}
         self.sent |= dict.fromkeys(new, written)
