@@ -10,6 +10,7 @@ from sightline.choices import BackendName, PrecisionName, RerankName
 from sightline.options import ConflictError, Options, load_options
 
 __all__ = [
+    "CompletionOptions",
     "Config",
     "DataConfig",
     "LoadOptions",
@@ -322,6 +323,19 @@ class TextConstraints(Options):
     """Words that the answer must not contain."""
     require: tuple[str, ...] = ()
     """Words that the answer must contain."""
+
+
+class CompletionOptions(Options):
+    """Options of a continuation, in addition to those of a search."""
+
+    n: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
+    """Number of continuations."""
+    max_tokens: Annotated[int, Field(ge=1, lt=10**9, strict=True)] = 64
+    """Maximum tokens of a continuation."""
+    stop: tuple[str, ...] = ()
+    """Text before which a continuation ends."""
+    top: Annotated[int, Field(ge=0, le=20, strict=True)] = 0
+    """Report this many of the likeliest tokens at each position. Not with several beams."""
 
 
 class LoadOptions(Options):

@@ -3,7 +3,7 @@
 from sightline.config import LoadOptions
 from sightline.engine.base import Engine
 from sightline.engine.chat import Chat
-from sightline.engine.load import load, load_translator
+from sightline.engine.load import load, load_translator, load_writer
 from sightline.engine.reader import Reader
 from sightline.engine.results import (
     Alternative,
@@ -45,4 +45,5 @@ __all__ = [
     "Writer",
     "load",
     "load_translator",
+    "load_writer",
 ]

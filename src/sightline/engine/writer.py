@@ -65,6 +65,10 @@ class Writer(Engine):
         stop string."""
         search = writing_options(1, options.pop("beams", None), options.pop("sample", None), options)
         plan = self.plan([text], search, max_tokens=max_tokens, forbid=forbid, stop=stop, bias=bias)
+        return self.stream_plan(plan)
+
+    def stream_plan(self, plan: Plan[Any]) -> Iterator[str]:
+        """Yield the continuation of a plan for one text and one beam piece by piece."""
         written = self.stopped_text(plan.requests[0])
         for update in self.steps(plan.requests, plan.options, streamed=[0]):
             for token in update.tokens.values():
