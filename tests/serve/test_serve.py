@@ -243,7 +243,7 @@ def test_models_list_their_examples(taught, tmp_path):
     shutil.copytree(taught, folder)
     (folder / "examples.txt").write_text("# Dogs,\n# and cats.\n\nThe dog.\n  The cat. \n", "utf-8")
     with serving(f"with={folder}", f"without={taught}", "coref/states/step-00000080") as server:
-        models = server.get("/v1/models").json()["models"]
+        models = server.get("/v1/models").json()["data"]
     told = {model["name"]: (model["examples"], model["about"]) for model in models}
     assert told["with"] == (["The dog.", "The cat."], "Dogs, and cats.")
     assert told["without"] == ([], None)
@@ -570,7 +570,7 @@ def test_models_that_do_not_translate_answer_only_for_traces(taught, tmp_path, a
 
     async def ask():
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://sightline") as client:
-            (about,) = (await client.get("/v1/models")).json()["models"]
+            (about,) = (await client.get("/v1/models")).json()["data"]
             assert (about["task"], about["loaded"]) == (task, False)
             for path, body in (
                 ("translate", {"text": "x"}),
@@ -591,7 +591,7 @@ def test_models_that_do_not_translate_answer_only_for_traces(taught, tmp_path, a
 
 def test_bundled_models_are_served_by_default():
     with serving() as server:
-        assert [one["name"] for one in server.get("/v1/models").json()["models"]] == ["en-fr", "coref"]
+        assert [one["name"] for one in server.get("/v1/models").json()["data"]] == ["en-fr", "coref"]
 
 
 def test_request_heads_are_limited_in_time_and_size(small):
@@ -824,7 +824,7 @@ def test_models_are_loaded_on_demand_within_the_memory_budget(taught, tmp_path):
     with serving(f"one={taught}", f"two={other}", "--set", f"memory={memory:.9f}", "--backend", "torch") as server:
 
         def loaded():
-            return [one["loaded"] for one in server.get("/v1/models").json()["models"]]
+            return [one["loaded"] for one in server.get("/v1/models").json()["data"]]
 
         expected = server.translate(TEXTS[:3])
         assert loaded() == [True, False]

@@ -49,7 +49,7 @@ def score_windows(
         if not new:
             return
         target = torch.tensor([[START, *window[:-1]]], device=device)
-        for rows in torch.split(model.hidden(Inputs(target=target))[0, -new:], ROWS):  # type: ignore[no-untyped-call]
+        for rows in torch.split(model.hidden(Inputs(target=target))[0, -new:], ROWS):
             scores = model.classifier(rows).float()
             log_probs = scores.log_softmax(-1)
             wanted = torch.tensor(ids[given : given + len(rows)], device=device)

@@ -131,8 +131,13 @@ class Service:
         events: asyncio.Queue[Event] = asyncio.Queue()
         put = events.put_nowait
         changes = search.what_if.changes() if search.what_if else None
-        emit: Callable[[Event], object] = lambda event: loop.call_soon_threadsafe(put, event)  # noqa: E731
-        job = Job(search.engine, search.make_plan, emit, streamed, changes, tokens
+        job = Job(
+            search.engine,
+            search.make_plan,
+            lambda event: loop.call_soon_threadsafe(put, event),
+            streamed,
+            changes,
+            tokens,
         )
         self.worker(search.engine).submit(job)
         try:
