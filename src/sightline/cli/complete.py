@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from sightline.cli.parameters import Model, Strings, option
-from sightline.config import CompletionOptions, LoadOptions, SearchConfig, TextConstraints
 from sightline.errors import InputError
 
 if TYPE_CHECKING:
+    from sightline.config import SearchConfig
     from sightline.engine import Completion
 
 BETWEEN = "---"
@@ -23,32 +23,33 @@ def complete(
     text: Annotated[
         str, Argument(help="Text to continue, or a file with it; - is standard input. An empty text begins a new one.")
     ] = "-",
-    n: int = option(CompletionOptions, "n"),
-    max_tokens: int = option(CompletionOptions, "max_tokens"),
-    stop: list[str] = option(CompletionOptions, "stop"),
+    n: int = option("CompletionOptions", "n"),
+    max_tokens: int = option("CompletionOptions", "max_tokens"),
+    stop: list[str] = option("CompletionOptions", "stop"),
     stream: Annotated[bool, Option("--stream", help="Print the continuation while it is written.")] = False,
     echo: Annotated[bool, Option("--echo", help="Print the text before each continuation.")] = False,
     as_json: Annotated[
         bool,
         Option("--json", help="Write a JSON object per continuation: text, score, finish_reason, tokens, log_probs."),
     ] = False,
-    top: int = option(CompletionOptions, "top"),
+    top: int = option("CompletionOptions", "top"),
     beams: Annotated[
         int | None, Option("--beams", "-b", help="Search with this many beams instead of sampling; 1 is greedy search.")
     ] = None,
-    temperature: float = option(SearchConfig, "temperature"),
-    top_k: int = option(SearchConfig, "top_k"),
-    top_p: float = option(SearchConfig, "top_p"),
-    seed: int = option(SearchConfig, "seed"),
-    forbid: list[str] = option(TextConstraints, "forbid"),
-    require: list[str] = option(TextConstraints, "require"),
+    temperature: float = option("SearchConfig", "temperature"),
+    top_k: int = option("SearchConfig", "top_k"),
+    top_p: float = option("SearchConfig", "top_p"),
+    seed: int = option("SearchConfig", "seed"),
+    forbid: list[str] = option("TextConstraints", "forbid"),
+    require: list[str] = option("TextConstraints", "require"),
     set: Annotated[Strings, Option(help="Change another option of the search: repetition_penalty=1.2.")] = None,
-    device: str = option(LoadOptions, "device"),
+    device: str = option("LoadOptions", "device"),
 ) -> None:
     """Continue a text with a language model. By default, the continuation is a sample.
 
     Several continuations (--n) are separated by a line with ---.
     """
+    from sightline.config import CompletionOptions, SearchConfig
     from sightline.engine import load_writer
     from sightline.options import load_options
 
@@ -78,7 +79,7 @@ def complete(
             _print(f"{between}{prompt if echo else ''}{found.text}\n")
 
 
-def _check_stream(options: SearchConfig, as_json: bool, require: list[str]) -> None:
+def _check_stream(options: "SearchConfig", as_json: bool, require: list[str]) -> None:
     """Check that a continuation can be streamed."""
     if options.beams > 1:
         option = "n" if options.nbest > 1 else "beams"
