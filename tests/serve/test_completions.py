@@ -10,7 +10,7 @@ import openai
 import pytest
 
 import sightline
-from serving import problem, serving
+from serving import check_document, problem, serving
 from sightline.config import ServeConfig
 from sightline.data.builtin import generate
 from sightline.errors import InputError
@@ -449,3 +449,9 @@ def test_the_model_is_the_first_that_writes_by_default(server, client):
     answer = server.post("/v1/completions", {"prompt": TEXTS[0], "seed": 1, "max_tokens": 20})
     assert answer.json()["model"] == MODEL
     assert answer.json()["choices"][0]["text"] == create(client, seed=1).choices[0].text
+
+
+def test_openapi_document_matches_the_service(server, tmp_path):
+    """An invalid request has OpenAI's status, 400."""
+    assert "/v1/completions" in server.get("/openapi.json").json()["paths"]
+    check_document(server, tmp_path, "--include-path", "/v1/completions", "--include-path", "/v1/models", also=[400])
