@@ -162,6 +162,7 @@ class Engine:
         """Free the memory of recorded graphs, and of other backends."""
         for model in self.models:
             release(model)
+        self.torch.prefixes.clear()
         self.backends = [self.torch]
 
     def __enter__(self) -> Self:

@@ -279,7 +279,7 @@ class HypothesisState:
         return self._with(sentences, lambda _, mine, times: mine[: times * sentences])
 
 
-def _table(rows: Sequence[Sequence[float]], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
+def _table(rows: Sequence[Sequence[int | float]], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
     """Return rows of ids or numbers, padded on the right to a power of two, so that few steps are recorded."""
     width = _bucket(max(map(len, rows)))
     cells = [[*row, *[PAD] * (width - len(row))] for row in rows]  # PAD is 0

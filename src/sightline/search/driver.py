@@ -10,6 +10,7 @@ import contextlib
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -20,6 +21,7 @@ from sightline.errors import ConfigError, InputError
 from sightline.model.protocol import Generative, Inputs
 from sightline.search.beam import Beams, HypothesisState
 from sightline.search.constrained import ConstrainedBeams, least_tokens
+from sightline.search.prefix import PrefixCache
 from sightline.search.recorded import LEAVE, RecordedSearch, graph_pool, release
 from sightline.search.sampling import Samples
 from sightline.search.scoring import last_cross_attention, next_scores
@@ -53,18 +55,19 @@ def steps(
     streamed: Collection[int] = (),
     cancelled: Collection[int] = (),
     eager: bool = False,
+    prefixes: PrefixCache | None = None,
 ) -> Iterator[StepUpdate]:
     """Search step by step; the caller may do other work between two steps.
 
     `streamed`: the requests, by number, whose tokens are reported as they are found. `cancelled`: those whose answers
     are no longer needed; the caller may add more. `eager`: report each answer as soon as it is found, instead of when
-    the batch becomes smaller, which is faster.
+    the batch becomes smaller, which is faster. `prefixes`: of this model, from earlier searches.
     """
     if streamed and options.beams > 1:
         raise ConfigError(f"Streaming needs `beams` = 1, got {options.beams}.", option="beams", value=options.beams)
     for request in requests:
         check(request, model.config.positions.max_length)
-    run = Run(model, requests, options, frozenset(streamed), cancelled, eager or bool(streamed))
+    run = Run(model, requests, options, frozenset(streamed), cancelled, eager or bool(streamed), prefixes)
     waiting = deque(batches(requests, batch_tokens // options.beams, model.config.positions.max_length))
     while waiting:
         batch = waiting.popleft()
@@ -76,6 +79,7 @@ def steps(
                 raise
             release(model)
             waiting.extendleft([left[len(left) // 2 :], left[: len(left) // 2]])
+    run.prefixes = None
     for i in run.near_ties:
         if i not in cancelled:
             yield from run.batch([i])
@@ -154,11 +158,29 @@ class EagerSearch:
     """The search of one batch that computes every step anew. `RecordedSearch` has the same methods."""
 
     @torch.no_grad()
-    def __init__(self, model: Generative, inputs: Inputs, state: HypothesisState) -> None:
+    def __init__(
+        self,
+        model: Generative,
+        inputs: Inputs,
+        state: HypothesisState,
+        requests: Sequence[Request] = (),
+        prefixes: PrefixCache | None = None,
+    ) -> None:
+        """`requests`: those of the state, with the texts of `prefixes`."""
         given = 0 if inputs.target is None else inputs.target.shape[1]
         coverage = state.options.coverage_penalty > 0 and not state.options.sample
         self.model, self.state, self.watched = model, state, last_cross_attention(model) if coverage else []
-        self.cache = model.start(inputs, beams=state.beams, capacity=given + state.longest)
+        capacity = given + state.longest
+        kept = prefixes.start(requests, state.beams, capacity) if prefixes else None
+        self.reused = kept is not None
+        """Whether it began with keys of an earlier search."""
+        self.cache: Any = model.start(inputs, beams=state.beams, capacity=capacity) if kept is None else kept
+
+    @torch.no_grad()
+    def keep(self, request: Request, sentences: int, prefixes: PrefixCache | None) -> None:
+        """Keep the keys of the first of these sentences, which is that of a request, if none has left."""
+        if prefixes and self.state.sentences == sentences:
+            prefixes.keep(request, self.state.tokens[0, 1 : int(self.state.length)].tolist(), self.cache)
 
     @torch.no_grad()
     def advance(self) -> None:
@@ -191,6 +213,7 @@ class Run:
     streamed: frozenset[int]
     cancelled: Collection[int]
     eager: bool
+    prefixes: PrefixCache | None = None
     answered: set[int] = field(default_factory=set)
     near_ties: list[int] = field(default_factory=list)
     """Requests to search again, alone."""
@@ -199,10 +222,11 @@ class Run:
 
     def batch(self, batch: Sequence[int]) -> Iterator[StepUpdate]:
         """Search one batch, given as numbers of requests."""
-        alone, here, written = len(batch) == 1, list(batch), 0
+        here, written = list(batch), 0
         over: set[int] = set()
         """Requests that were answered, or will be searched again."""
         with self._start(batch) as searching:
+            alone = len(batch) == 1 and not searching.reused
             device, before = searching.done().device, None
             while True:
                 searching.advance()
@@ -246,6 +270,16 @@ class Run:
                     searching.select(torch.tensor(left, device=device))
                     here, before = [here[row] for row in left], None
 
+    def _eager(self, search: EagerSearch, request: Request) -> Iterator[EagerSearch]:
+        """Yield a search; when it is over, or is not needed any more, keep the keys of its first request."""
+        sentences = search.state.sentences
+        try:
+            yield search
+        except GeneratorExit:  # a stream that is closed
+            search.keep(request, sentences, self.prefixes)
+            raise
+        search.keep(request, sentences, self.prefixes)
+
     def _trimmed(self, number: int, top: list[list[tuple[int, float]]]) -> list[list[tuple[int, float]]]:
         """Return the likeliest tokens that a request asks for: others in its batch may ask for more."""
         return [one[: self.requests[number].top] for one in top]
@@ -267,6 +301,6 @@ class Run:
         recordable = not (coverage or constrained or any(state.forbid))
         with graph_pool(self.model) if recordable else contextlib.nullcontext() as pool:
             if pool is None:
-                yield EagerSearch(self.model, inputs, state)
+                yield from self._eager(EagerSearch(self.model, inputs, state, requests, self.prefixes), requests[0])
             else:
                 yield RecordedSearch(pool, self.model, inputs, state)

@@ -252,6 +252,9 @@ def addresses(modules: Iterable[nn.Module]) -> list[int]:
 class RecordedSearch:
     """A search of one batch that replays recorded steps."""
 
+    reused = False
+    """See `EagerSearch`."""
+
     @torch.no_grad()
     def __init__(self, pool: GraphPool, model: Generative, inputs: Inputs, state: HypothesisState) -> None:
         """`state`: the hypotheses before the first step."""
