@@ -116,6 +116,19 @@ def test_changed_models_read_all(writer, read):
     assert changed is not None
 
 
+def test_a_what_if_between_two_steps_keeps_nothing(writer, read):
+    counts = read(writer)
+    plan = writer.plan([LONG[:40]], SearchConfig(beams=1), max_tokens=12)
+    updates = writer.steps(plan.requests, plan.options, streamed=[0])
+    next(updates)
+    with writer.what_if(remove_heads={"decoder.layers.0.self_attention": [0]}):
+        next(updates)
+    updates.close()
+    counts.clear()
+    complete(writer, LONG[:40], beams=1)
+    assert counts[0] == 40
+
+
 def test_a_near_tie_is_searched_again_without_kept_keys(writer, read, monkeypatch):
     expected = complete(writer, LONG[:40], beams=1)[0].ids
     monkeypatch.setattr(driver, "TIE", 100.0)

@@ -171,20 +171,23 @@ class EagerSearch:
         coverage = state.options.coverage_penalty > 0 and not state.options.sample
         self.model, self.state, self.watched = model, state, last_cross_attention(model) if coverage else []
         capacity = given + state.longest
-        kept = prefixes.start(requests, state.beams, capacity) if prefixes else None
+        self.prefixes = prefixes if prefixes and prefixes.usable(requests) else None
+        kept = self.prefixes.start(requests, state.beams, capacity) if self.prefixes else None
         self.reused = kept is not None
         """Whether it began with keys of an earlier search."""
         self.cache: Any = model.start(inputs, beams=state.beams, capacity=capacity) if kept is None else kept
 
     @torch.no_grad()
-    def keep(self, request: Request, sentences: int, prefixes: PrefixCache | None) -> None:
+    def keep(self, request: Request, sentences: int) -> None:
         """Keep the keys of the first of these sentences, which is that of a request, if none has left."""
-        if prefixes and self.state.sentences == sentences:
-            prefixes.keep(request, self.state.tokens[0, 1 : int(self.state.length)].tolist(), self.cache)
+        if self.prefixes and self.state.sentences == sentences and self.prefixes.usable([request]):
+            self.prefixes.keep(request, self.state.tokens[0, 1 : int(self.state.length)].tolist(), self.cache)
 
     @torch.no_grad()
     def advance(self) -> None:
         """Add one token to every hypothesis."""
+        if self.prefixes and self.prefixes.hooked():
+            self.prefixes = None
         rows = self.state.grow(next_scores(self.model, self.state.last(), self.cache, self.watched))
         if rows is not None and self.state.beams > 1:
             self.cache.reorder(rows)
@@ -276,9 +279,9 @@ class Run:
         try:
             yield search
         except GeneratorExit:  # a stream that is closed
-            search.keep(request, sentences, self.prefixes)
+            search.keep(request, sentences)
             raise
-        search.keep(request, sentences, self.prefixes)
+        search.keep(request, sentences)
 
     def _trimmed(self, number: int, top: list[list[tuple[int, float]]]) -> list[list[tuple[int, float]]]:
         """Return the likeliest tokens that a request asks for: others in its batch may ask for more."""

@@ -51,7 +51,7 @@ class PrefixCache:
         """Return the state of a model after the texts that the requests continue, from kept keys; None if they are not
         equal or there are none. `capacity`: as for `Decoding.start`."""
         given = requests[0].given[:-1]
-        if not self._usable(requests) or any(one.given[:-1] != given for one in requests[1:]):
+        if any(one.given[:-1] != given for one in requests[1:]):
             return None
         with self._lock:
             length, kept = max(((_common(one.ids, given), one) for one in self._kept), key=_first, default=(0, None))
@@ -75,7 +75,7 @@ class PrefixCache:
 
     def keep(self, request: Request, written: Sequence[int], cache: Cache) -> None:
         """Keep the keys of the first row of a cache: of the text of a request, and of what was written after it."""
-        if not self._usable([request]) or not cache.uniform_length:
+        if not cache.uniform_length:
             return
         ids = [*request.given, *written][: cache.used]
         keys, values = (x[:, 0, :, : len(ids)].clone() for x in (cache.keys, cache.values))
@@ -91,18 +91,21 @@ class PrefixCache:
         with self._lock:
             self._kept = []
 
-    def _usable(self, requests: Sequence[Request]) -> bool:
+    def usable(self, requests: Sequence[Request]) -> bool:
         """Return whether keys can be kept: not for an encoder, and not while hooks may change what the model computes.
         Forget those of other weights."""
         if requests[0].source or not isinstance(self._model, nn.Module) or torch.is_grad_enabled():
             return False
-        for module in self._model.modules():
-            if module._forward_hooks or module._forward_pre_hooks:
-                return False
+        if self.hooked():
+            return False
         if (weights := self._versions()) != self._weights:
             self._weights = weights
             self.clear()
         return True
+
+    def hooked(self) -> bool:
+        """Return whether hooks may change what the model computes."""
+        return any(module._forward_hooks or module._forward_pre_hooks for module in self._model.modules())
 
     def _versions(self) -> list[tuple[int, int]]:
         """Return where each weight is, and how often it was changed there."""
