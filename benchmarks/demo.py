@@ -59,7 +59,7 @@ def watch(clone: Path) -> dict[str, float]:
                 if found := re.search(pattern, line):
                     seen[what] = seconds
                     address = found[1] if found.groups() else ""
-        models = httpx.get(f"{address}/v1/models", timeout=30).raise_for_status().json()["models"]
+        models = httpx.get(f"{address}/v1/models", timeout=30).raise_for_status().json()["data"]
         assert "yours" in [model["name"] for model in models]
         assert "<title>Sightline</title>" in httpx.get(address).text
         seen["page open"] = time.perf_counter() - began

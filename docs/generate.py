@@ -19,6 +19,7 @@ import typer.main
 import sightline
 from sightline.cli.main import app
 from sightline.config import (
+    CompletionOptions,
     Config,
     LoadOptions,
     ModelConfig,
@@ -42,6 +43,11 @@ OTHERS: list[tuple[str, str, type[Options]]] = [
         "Of texts",
         "Arguments of `engine.translate` and fields of HTTP requests, next to those of a search.",
         TextConstraints,
+    ),
+    (
+        "Of a continuation",
+        "Arguments of `writer.complete` and options of `sightline complete`, next to those of a search.",
+        CompletionOptions,
     ),
     ("Of loading a model", "Arguments of `sightline.load`, and options of the commands that load models.", LoadOptions),
     ("Of a shortlist", "Options of `sightline shortlist`.", ShortlistOptions),

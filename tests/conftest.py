@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so do the commands that the
 
 MEDIUM_FILES = {
     "cli/test_cli.py",
+    "cli/test_complete_cli.py",
     "cli/test_evaluate_cli.py",
     "cli/test_pairs_cli.py",
     "cli/test_shipped.py",
@@ -40,6 +41,7 @@ MEDIUM_FILES = {
     "interop/test_onnx.py",
     "learning/test_reversal.py",
     "learning/test_tasks.py",
+    "serve/test_completions.py",
     "serve/test_lesson.py",
     "serve/test_serve.py",
     "serve/test_what_if_requests.py",

@@ -105,3 +105,20 @@ def cannot(why):
     if os.environ.get("CI"):
         pytest.fail(why)
     pytest.skip(why)
+
+
+def check_document(server, folder, *arguments, also=()):
+    """Let schemathesis make requests of all kinds from the OpenAPI document; each answer must match the document.
+
+    A request with valid fields can be invalid as a whole: a prefix for two lines, samples with required words. Too
+    large a request has its own status. `also`: other statuses of invalid requests."""
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--max-examples", "8"]
+    command += ["--checks", "all", "--request-timeout", "30", "--suppress-health-check", "all", *arguments]
+    (folder / "schemathesis.toml").write_text(
+        f"checks.positive_data_acceptance.expected-statuses = {['2xx', *also, 404, 413, 422]}\n"
+        "checks.negative_data_rejection.expected-statuses = [400, 404, 405, 413, 415, 422]\n"
+    )
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=folder, env={**os.environ, "NO_COLOR": "1"}
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -3,10 +3,17 @@
 import fcntl
 
 import pytest
+import torch
 
 from sightline.cli.main import main
+from sightline.config import ModelConfig
 from sightline.data.builtin import generate
+from sightline.model.transformer import build
+from sightline.model_folder import save_model
+from sightline.special import END
+from sightline.text.tokenizer import Tokenizer
 from sightline.train.run import RunOptions, TextFiles, train_files
+from support import random_weights
 
 HALF_TAUGHT = [
     "data.vocab_size=600",
@@ -37,6 +44,22 @@ def taught(tmp_path_factory):
             inputs = TextFiles(pairs=[(str(text), 1.0)])
             options = RunOptions(folder, inputs, preset="tiny", set=HALF_TAUGHT, cache=shared / "cache", device="cpu")
             train_files(options, lambda _: None)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def writing(tmp_path_factory):
+    """Return the folder of a language model with random weights that ends its texts now and then."""
+    torch.manual_seed(3)
+    tokenizer = Tokenizer.train([text for pair in generate("train", 300) for text in (pair.source, pair.target)], 400)
+    sizes = {"d_model": 32, "decoder": {"layers": 2, "heads": 4, "d_ff": 48}, "positions": {"max_length": 128}}
+    options = {"architecture": "decoder-only", "classifier_bias": True, "vocab_size": tokenizer.size, **sizes}
+    model = random_weights(build(ModelConfig(**options)))
+    with torch.no_grad():
+        model.classifier.weight.mul_(0.5)
+        model.classifier.bias[END] += 1.0
+    folder = tmp_path_factory.mktemp("models") / "writing"
+    save_model(model, folder, tokenizer)
     return folder
 
 

@@ -10,12 +10,14 @@ from sightline.serve.app import create_app
 from sightline.serve.observe import Metrics
 from sightline.serve.service import Service
 
+MODELS = SimpleNamespace(entries={"": SimpleNamespace(task="write")})
+"""The document depends on the tasks of the models only: the routes of all of them."""
 PROSE = ("description", "title", "summary", "examples")
 
 
 def document() -> dict[str, Any]:
     """Return the document, with the options of a model, which a trace contains."""
-    service = SimpleNamespace(config=ServeConfig(), metrics=Metrics())  # the document does not depend on the models
+    service = SimpleNamespace(config=ServeConfig(), metrics=Metrics(), models=MODELS)
     found = create_app(cast("Service", service)).openapi()
     found["paths"] = {path: about for path, about in found["paths"].items() if path.startswith("/v1/")}
     config = ModelConfig.model_json_schema(ref_template="#/components/schemas/{model}")

@@ -10,6 +10,7 @@ from sightline.choices import BackendName, PrecisionName, RerankName
 from sightline.options import ConflictError, Options, load_options
 
 __all__ = [
+    "CompletionOptions",
     "Config",
     "DataConfig",
     "LoadOptions",
@@ -280,9 +281,21 @@ class SearchConfig(Options):
     """Sample from tokens with at least this probability relative to the most likely token."""
     seed: Annotated[int, Field(ge=0, lt=2**31, strict=True)] = 1
     """Sampling seed. The same seed gives the same samples for a sentence, in any batch."""
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    """Divides positive scores, and multiplies negative ones, of the tokens of the answer so far and of the text that it
+    continues (Keskar et al., 2019, arXiv:1909.05858). 1: none."""
+    presence_penalty: Annotated[float, Field(ge=-100, le=100)] = 0.0
+    """Subtracted from the score of each token that the answer contains already."""
+    frequency_penalty: Annotated[float, Field(ge=-100, le=100)] = 0.0
+    """Subtracted from the score of a token for each time that the answer contains it already."""
     rerank: RerankName = "none"
     """Order of samples. none: best score first. mbr-chrf: most similar to the other samples first (minimum Bayes risk
     by chrF; Eikema and Aziz, 2020, arXiv:2005.10283). Needs some dozens of samples."""
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the scores of a token depend on whether the text contains it already."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
     def max_finished(self, beams: int) -> int:
         """Return the number of finished hypotheses that ends the search of a sentence, with stop = full."""
@@ -310,6 +323,19 @@ class TextConstraints(Options):
     """Words that the answer must not contain."""
     require: tuple[str, ...] = ()
     """Words that the answer must contain."""
+
+
+class CompletionOptions(Options):
+    """Options of a continuation, in addition to those of a search."""
+
+    n: Annotated[int, Field(ge=1, le=1000, strict=True)] = 1
+    """Number of continuations."""
+    max_tokens: Annotated[int, Field(ge=1, lt=10**9, strict=True)] = 64
+    """Maximum tokens of a continuation."""
+    stop: tuple[str, ...] = ()
+    """Text before which a continuation ends."""
+    top: Annotated[int, Field(ge=0, le=20, strict=True)] = 0
+    """Report this many of the likeliest tokens at each position. Not with several beams."""
 
 
 class LoadOptions(Options):

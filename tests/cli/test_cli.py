@@ -33,7 +33,7 @@ def test_demo(tmp_path):
         running = subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True)
         url = next(found[1] for line in running.stderr if (found := re.search(r"^Serving .* at (http\S+)", line)))
         assert "<title>Sightline</title>" in httpx.get(url, timeout=120).text
-        models = [model["name"] for model in httpx.get(f"{url}/v1/models", timeout=120).json()["models"]]
+        models = [model["name"] for model in httpx.get(f"{url}/v1/models", timeout=120).json()["data"]]
         assert models == [*(name for name in SENTENCES_TO_TRY if name in bundled_models()), "yours"]
         body = {"model": "yours", "text": riddle()[0].source}
         answer = httpx.post(f"{url}/v1/translate", json=body, timeout=120).json()

@@ -12,18 +12,26 @@ from typer.testing import CliRunner
 
 import sightline
 from sightline.cli.main import app, with_flags
-from sightline.config import LoadOptions, SearchConfig, ServeConfig, ShortlistOptions, TextConstraints
+from sightline.config import (
+    CompletionOptions,
+    LoadOptions,
+    SearchConfig,
+    ServeConfig,
+    ShortlistOptions,
+    TextConstraints,
+)
 
 GROUPS = (SearchConfig, TextConstraints, LoadOptions, ShortlistOptions, ServeConfig)
-OTHERS = {("export", "precision"), ("back-translate", "beams")}
+OTHERS = {("export", "precision"), ("back-translate", "beams"), ("complete", "beams")}
 """Parameters of another meaning or with another default."""
 COMMANDS = {name: command for name, command in get_command(app).commands.items() if command.callback}
 
 
 def declared(command: str) -> Iterator[tuple]:
     """Yield the parameters of a command that are declared options, with their fields and types."""
-    fields = {name: field for group in GROUPS for name, field in group.model_fields.items()}
-    types = {name: kind for group in GROUPS for name, kind in get_type_hints(group).items()}
+    groups = (*GROUPS, CompletionOptions) if command == "complete" else GROUPS
+    fields = {name: field for group in groups for name, field in group.model_fields.items()}
+    types = {name: kind for group in groups for name, kind in get_type_hints(group).items()}
     for parameter in COMMANDS[command].params:
         if parameter.name in fields and (command, parameter.name) not in OTHERS:
             yield parameter, fields[parameter.name], types[parameter.name]
@@ -44,7 +52,7 @@ def test_parameters_are_those_declared(command):
         assert types[parameter.name] == (list[str] if several else kind)
 
 
-@pytest.mark.parametrize("command", ["translate", "serve", "shortlist", "evaluate", "distill"])
+@pytest.mark.parametrize("command", ["translate", "complete", "serve", "shortlist", "evaluate", "distill"])
 def test_help_shows_every_declared_option(command):
     shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "1000"}).output
     rows = {row.split()[0]: " ".join(row.split()) for row in re.findall(r"^│ +(--.*?) *│$", shown, re.MULTILINE)}

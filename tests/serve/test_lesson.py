@@ -39,7 +39,7 @@ def test_a_run_is_started_stopped_and_replaced(tmp_path, monkeypatch):
     (found,) = server.translate(TEXT, beams=1, model="training@0")
     assert found["text"] == state.translate(TEXT, beams=1)[0].text
     problem(server.post("/v1/translate", {"text": TEXT, "model": "training@80000"}), 404, "not-found")
-    assert server.get("/v1/models").json()["models"][0]["name"] == "coref"
+    assert server.get("/v1/models").json()["data"][0]["name"] == "coref"
 
     server.post("/v1/training/stop", {})
     wait_until(lambda: status(server)["phase"] == "stopped")

@@ -192,7 +192,7 @@ def test_an_ensemble_votes_and_one_beam_streams(architecture):
     request = request_of(models[0], [4, 5, 6], options, Constraints(require=[[9, 10]]))
     ((found,),) = search(models[0], [request], options)
     updates = list(steps(models[0], [request], options, streamed=[0]))
-    assert [token for update in updates for token in update.tokens.values()] == found.ids
+    assert [token.id for update in updates for token in update.tokens.values()] == found.ids
 
 
 @pytest.mark.parametrize(

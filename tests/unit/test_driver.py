@@ -37,7 +37,7 @@ def run(model, texts, options, limits=None, **more):
     for number, (tokens, found) in enumerate(steps(model, requests, options, **more)):
         for i, token in tokens.items():
             assert i not in answers, "no token follows the answer"
-            streamed.setdefault(i, []).append(token)
+            streamed.setdefault(i, []).append(token.id)
         assert not answers.keys() & found.keys(), "each answer comes once"
         answers |= found
         found_at |= dict.fromkeys(found, number)

@@ -105,7 +105,7 @@ def test_models_that_do_not_translate_refuse_requests_for_translations(server, n
 
 
 def test_models_of_all_tasks_are_served_together(server, taught):
-    kinds = {one["name"]: (one["architecture"], one["task"]) for one in server.get("/v1/models").json()["models"]}
+    kinds = {one["name"]: (one["architecture"], one["task"]) for one in server.get("/v1/models").json()["data"]}
     assert kinds == {
         "gpt-en-de": ("decoder-only", "write"),
         "bert": ("encoder-only", "read"),

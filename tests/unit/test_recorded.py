@@ -10,8 +10,10 @@ import torch
 from searching import ARCHITECTURES, model_of, request_of
 from sightline.config import SearchConfig
 from sightline.search import driver, recorded
+from sightline.search.beam import Beams
 from sightline.search.driver import search, steps
 from sightline.search.recorded import POOLS, GraphPool, graph_pool, structure
+from sightline.search.sampling import Samples
 from sightline.search.types import Constraints, Limits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -68,6 +70,8 @@ OPTIONS = [
     {"beams": 3, "min_ratio": 0.9, "max_ratio": 1.0},
     {"beams": 3, "nbest": 3, "sample": True, "top_k": 7},
     {"beams": 2, "nbest": 2, "sample": True, "top_p": 0.9, "temperature": 0.7},
+    {"beams": 3, "presence_penalty": 0.7, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
+    {"beams": 2, "sample": True, "frequency_penalty": -0.5, "repetition_penalty": 1.2},
 ]
 
 
@@ -90,8 +94,9 @@ def test_recorded_steps_find_the_same(model, pool, monkeypatch, options, cut):
 def test_options_that_keep_the_structure_share_a_slot(model, pool, monkeypatch):
     """Temperature, top-p and penalties are tensors: a search with other values reuses the steps and finds its own."""
     samples = [{"temperature": 0.5}, {"temperature": 1.5, "top_p": 0.8}, {"min_p": 0.2}, {"seed": 9}]
+    penalised = [{"repetition_penalty": 1.1}, {"repetition_penalty": 1.4, "presence_penalty": 0.5}]
     beams = [{"length_penalty": 0.0}, {"length_penalty": 2.0, "nbest": 3}, {"patience": 1.0}, {"nbest": 2}]
-    for same, varied in (({"beams": 2, "sample": True}, samples), ({"beams": 3}, beams)):
+    for same, varied in (({"beams": 2, "sample": True}, samples), ({"beams": 3}, beams), ({"beams": 1}, penalised)):
         slots, differ = None, 0
         for more in varied:
             options = SearchConfig(max_ratio=1.0, **same, **more)
@@ -103,9 +108,12 @@ def test_options_that_keep_the_structure_share_a_slot(model, pool, monkeypatch):
             assert set(pool.slots) == slots
         # Of 600 tokens, one may end within 1e-6 of a draw; that is not known before.
         assert differ <= ("sample" in same)
-    five, seven = (SearchConfig(sample=True, top_k=k) for k in (5, 7))
-    assert structure(five, False) == structure(seven, False)
-    assert structure(SearchConfig(beams=2), False) != structure(SearchConfig(beams=2), True)
+    (request,) = requests_of(model, 1, SearchConfig())
+    five, seven = (Samples([request], SearchConfig(sample=True, top_k=k), model.device) for k in (5, 7))
+    assert structure(five) == structure(seven)
+    later = request._replace(limits=request.limits._replace(least=1))
+    plain, least = (Beams([one], SearchConfig(beams=2), model.device) for one in (request, later))
+    assert structure(plain) != structure(least)
 
 
 def test_streamed_steps_find_the_same(model, pool, monkeypatch):
@@ -118,7 +126,7 @@ def test_streamed_steps_find_the_same(model, pool, monkeypatch):
         for update in steps(model, requests, options, streamed=streamed, eager=True):
             answers |= update.answers
             for i, token in update.tokens.items():
-                tokens.setdefault(i, []).append(token)
+                tokens.setdefault(i, []).append(token.id)
         assert [answers[i][0].ids for i in range(19)] == [best.ids for (best,) in expected]
         assert [tokens.get(i, []) for i in streamed] == [expected[i][0].ids for i in streamed]
         assert not pool.locked.locked()

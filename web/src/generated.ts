@@ -212,6 +212,22 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/models/{model}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get: operations["model_about_v1_models__model__get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/models/{model}/weights/{parameter}": {
         parameters: {
             query?: never;
@@ -238,6 +254,22 @@ export interface paths {
         get: operations["pieces_v1_models__model__pieces_get"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/completions": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post: operations["completions_v1_completions_post"];
         delete?: never;
         options?: never;
         head?: never;
@@ -295,6 +327,12 @@ export interface components {
             min_p?: number;
             /** @default 1 */
             seed?: number;
+            /** @default 1 */
+            repetition_penalty?: number;
+            /** @default 0 */
+            presence_penalty?: number;
+            /** @default 0 */
+            frequency_penalty?: number;
             /**
              * @default none
              * @enum {string}
@@ -363,6 +401,12 @@ export interface components {
             min_p?: number;
             /** @default 1 */
             seed?: number;
+            /** @default 1 */
+            repetition_penalty?: number;
+            /** @default 0 */
+            presence_penalty?: number;
+            /** @default 0 */
+            frequency_penalty?: number;
             /**
              * @default none
              * @enum {string}
@@ -380,6 +424,59 @@ export interface components {
             query: number;
             key: number;
             value: number;
+        };
+        CompletionAnswer: {
+            id: string;
+            /**
+             * @default text_completion
+             * @constant
+             */
+            object?: "text_completion";
+            created: number;
+            model: string;
+            choices: components["schemas"]["CompletionChoice"][];
+            usage: components["schemas"]["Usage"];
+        };
+        CompletionChoice: {
+            index: number;
+            text: string;
+            logprobs: components["schemas"]["CompletionLogprobs"] | null;
+            /** @enum {string} */
+            finish_reason: "stop" | "length";
+        };
+        CompletionLogprobs: {
+            tokens: string[];
+            token_logprobs: number[];
+            top_logprobs: {
+                [key: string]: number;
+            }[] | null;
+            text_offset: number[];
+        };
+        CompletionRequest: {
+            model?: string | null;
+            /** @default  */
+            prompt?: string | string[] | number[] | number[][];
+            max_tokens?: number | null;
+            n?: number | null;
+            echo?: boolean | null;
+            logprobs?: number | null;
+            stop?: string | string[] | null;
+            seed?: number | null;
+            temperature?: number | null;
+            top_p?: number | null;
+            top_k?: number | null;
+            min_p?: number | null;
+            presence_penalty?: number | null;
+            frequency_penalty?: number | null;
+            repetition_penalty?: number | null;
+            logit_bias?: {
+                [key: string]: number;
+            } | null;
+            stream?: boolean | null;
+            stream_options?: components["schemas"]["StreamOptions"] | null;
+            user?: string | null;
+            best_of?: number | null;
+            suffix?: null;
         };
         HTTPValidationError: {
             detail?: components["schemas"]["ValidationError"][];
@@ -402,6 +499,18 @@ export interface components {
             alternatives?: unknown;
         };
         ModelAbout: {
+            id: string;
+            /**
+             * @default model
+             * @constant
+             */
+            object?: "model";
+            created: number;
+            /**
+             * @default sightline
+             * @constant
+             */
+            owned_by?: "sightline";
             name: string;
             /** @enum {string} */
             task: "translate" | "write" | "chat" | "read";
@@ -414,7 +523,12 @@ export interface components {
             about: string | null;
         };
         ModelsAnswer: {
-            models: components["schemas"]["ModelAbout"][];
+            /**
+             * @default list
+             * @constant
+             */
+            object?: "list";
+            data: components["schemas"]["ModelAbout"][];
         };
         Operand: {
             name: string;
@@ -462,6 +576,10 @@ export interface components {
                 [key: string]: unknown;
             };
         };
+        StreamOptions: {
+            /** @default false */
+            include_usage?: boolean;
+        };
         StreamRequest: {
             /** @default 1 */
             beams?: number;
@@ -500,6 +618,12 @@ export interface components {
             min_p?: number;
             /** @default 1 */
             seed?: number;
+            /** @default 1 */
+            repetition_penalty?: number;
+            /** @default 0 */
+            presence_penalty?: number;
+            /** @default 0 */
+            frequency_penalty?: number;
             /**
              * @default none
              * @enum {string}
@@ -578,6 +702,12 @@ export interface components {
             min_p?: number;
             /** @default 1 */
             seed?: number;
+            /** @default 1 */
+            repetition_penalty?: number;
+            /** @default 0 */
+            presence_penalty?: number;
+            /** @default 0 */
+            frequency_penalty?: number;
             /**
              * @default none
              * @enum {string}
@@ -651,6 +781,12 @@ export interface components {
             min_p?: number;
             /** @default 1 */
             seed?: number;
+            /** @default 1 */
+            repetition_penalty?: number;
+            /** @default 0 */
+            presence_penalty?: number;
+            /** @default 0 */
+            frequency_penalty?: number;
             /**
              * @default none
              * @enum {string}
@@ -678,6 +814,11 @@ export interface components {
                 number,
                 number
             ][] | null;
+        };
+        Usage: {
+            prompt_tokens: number;
+            completion_tokens: number;
+            total_tokens: number;
         };
         ValidationError: {
             loc: (string | number)[];
@@ -2073,6 +2214,107 @@ export interface operations {
             };
         };
     };
+    model_about_v1_models__model__get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                model: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ModelAbout"];
+                };
+            };
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     weights_v1_models__model__weights__parameter__get: {
         parameters: {
             query?: {
@@ -2196,6 +2438,112 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["PiecesAnswer"];
+                };
+            };
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    completions_v1_completions_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["CompletionRequest"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CompletionAnswer"];
+                    "text/event-stream": {
+                        data: string;
+                    };
                 };
             };
             400: {

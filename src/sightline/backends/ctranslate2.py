@@ -125,6 +125,9 @@ class CTranslate2Backend:
             "a request without a source": not all(request.source for request in requests),
             "a request with text that the answer continues": any(request.given != [START] for request in requests),
             "an answer that is cut at its limit": any(request.limits.cut for request in requests),
+            "a penalty of tokens that the answer contains already: it counts others": options.penalises,
+            "a bias of single tokens: it has none": any(each.bias for each in constraints),
+            "the likeliest tokens at each position: it does not return them": any(one.top for one in requests),
             "`require`: it has no such constraint": any(any(each.require) for each in constraints),
             "a constraint that contains the end token": any(
                 END in ids for each in constraints for ids in [each.prefix, *each.forbid]

@@ -8,6 +8,7 @@ import torch
 from sightline.config import ModelConfig, SearchConfig
 from sightline.model.protocol import Generative
 from sightline.search import driver
+from sightline.search.prefix import PrefixCache
 from sightline.search.score import score
 from sightline.search.scoring import Ensemble
 from sightline.search.types import Request, StepUpdate
@@ -24,6 +25,7 @@ class TorchBackend:
         self.models = models
         self.model: Generative = models[0] if len(models) == 1 else Ensemble(models)
         self.device = str(self.model.device)
+        self.prefixes = PrefixCache(self.model)
         self.exact = all(weight.dtype == torch.float32 for model in models for weight in model.parameters())
         self.batch_tokens = batch_tokens or default_batch_tokens(self.model.config, self.model.device)
 
@@ -53,6 +55,7 @@ class TorchBackend:
             streamed=streamed,
             cancelled=cancelled,
             eager=eager,
+            prefixes=self.prefixes,
         )
 
     def score(self, requests: Sequence[Request], answers: Sequence[Sequence[int]]) -> list[list[float]]:

@@ -1,4 +1,5 @@
-"""`sightline evaluate`: score translations, with confidence intervals, and compare two systems."""
+"""`sightline evaluate`: score translations, with confidence intervals, and compare two systems; or measure how well a
+language model predicts a text."""
 
 import sys
 import time
@@ -25,7 +26,10 @@ def evaluate(
     model: Annotated[
         str, Argument(help="Folder or name of a model, or a text file of translations, one sentence per line.")
     ],
-    reference: Annotated[Path, Option(help="Reference translations, line by line.")],
+    reference: Annotated[Path | None, Option(help="Reference translations, line by line.")] = None,
+    text: Annotated[
+        Path | None, Option(help="Text for a language model to predict; documents have blank lines between.")
+    ] = None,
     source: Annotated[Path | None, Option(help="Source text; not needed for a text file.")] = None,
     against: Annotated[str | None, Option(help="Second model or text file, to compare with.")] = None,
     beams: int = option("SearchConfig", "beams", "-b"),
@@ -35,11 +39,29 @@ def evaluate(
     shortlist: bool = option("LoadOptions", "shortlist"),
     device: str = option("LoadOptions", "device"),
 ) -> None:
-    """Score translations by BLEU, chrF and TER with 95 % intervals, or compare two systems."""
+    """Score translations by BLEU, chrF and TER with 95 % intervals, or compare two systems.
+
+    With --text, print how well a language model predicts a text: perplexity per word and per token, and bits per byte.
+    Each document is scored from its start; its end does not count. Long ones are read in windows that overlap by half.
+    """
     import json
 
     from sightline.engine import load_translator
 
+    if text is not None:
+        others = {"reference": reference, "source": source, "against": against, "save": save}
+        for name, value in others.items():
+            if value is not None:
+                raise InputError.of(
+                    name, str(value), "is for translations, and `text` for language models. Leave one out."
+                )
+        predicted = _predict(model, text, device)
+        echo(json.dumps(predicted, ensure_ascii=False) if as_json else _predicted(predicted))
+        return
+    if reference is None:
+        raise InputError.of(
+            "reference", None, "is missing. Name the reference translations, or `text` for a language model."
+        )
     names = [model] if against is None else [model, against]
     references, sources, systems = _read(names, reference, source)
     models = [name for name, text in zip(names, systems, strict=True) if not text]
@@ -53,8 +75,8 @@ def evaluate(
         systems[i] = systems[i] or _translate(name, engines[name], sources, beams)
     if save:
         _save(save, systems[0])
-    for name, text in zip([str(reference), *names], [references, *systems], strict=True):
-        _warn(name, text)
+    for name, written in zip([str(reference), *names], [references, *systems], strict=True):
+        _warn(name, written)
     report: dict[str, Any] = {"sentences": len(references), "reference": str(reference)}
     if models:
         report |= {"source": str(source), "beams": beams}
@@ -63,6 +85,39 @@ def evaluate(
         echo(json.dumps(report, ensure_ascii=False))
     else:
         _show(report)
+
+
+def _predict(model: str, text: Path, device: str) -> dict[str, Any]:
+    """Return how well a language model predicts the documents of a file."""
+    import math
+
+    from sightline.data.corpus import Text, read_documents
+    from sightline.engine import load_writer
+
+    writer, started = load_writer(model, device=device), time.perf_counter()
+    counts = dict.fromkeys(("documents", "tokens", "words", "bytes"), 0)
+    log_prob = 0.0
+    for document in read_documents(Text(text)):
+        one = writer.score(document)
+        log_prob += one.log_prob
+        for name, count in zip(counts, (1, len(one.ids), len(document.split()), len(document.encode())), strict=True):
+            counts[name] += count
+    log(f"{model}: {counts['tokens']:,} tokens in {time.perf_counter() - started:.1f} s")
+    means = {"word_perplexity": counts["words"], "perplexity": counts["tokens"]}
+    found = {name: math.exp(min(-log_prob / max(1, count), 700)) for name, count in means.items()}
+    bits = -log_prob / math.log(2) / counts["bytes"]
+    return {"text": str(text), "model": model, **counts, "log_prob": log_prob, **found, "bits_per_byte": bits}
+
+
+def _predicted(found: dict[str, Any]) -> str:
+    """Format how well a language model predicts a text."""
+    counts = ", ".join(f"{found[name]:,} {name}" for name in ("documents", "words", "tokens", "bytes"))
+    return (
+        f"{found['model']}\n{counts} of {found['text']}\n\n"
+        f"perplexity per word   {found['word_perplexity']:.2f}\n"
+        f"perplexity per token  {found['perplexity']:.2f}\n"
+        f"bits per byte         {found['bits_per_byte']:.4f}"
+    )
 
 
 def _read(names: list[str], reference: Path, source: Path | None) -> tuple[list[str], list[str], list[list[str]]]:

@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 
 from sightline.cli.about import doctor, explain, models, presets
 from sightline.cli.back_translate import back_translate
+from sightline.cli.complete import complete
 from sightline.cli.convert import export, import_
 from sightline.cli.demo import demo
 from sightline.cli.distill import distill
@@ -77,8 +78,9 @@ class Command(TyperCommand):
             raise typer.Exit(2) from None
 
 
-COMMANDS = (demo, train, distill, translate, back_translate, shortlist, score, align, evaluate, serve, import_, export)
-for group, commands in ((app, (*COMMANDS, models, doctor)), (config, (explain, presets))):
+COMMANDS = (demo, train, distill, translate, back_translate, shortlist, score, align, evaluate, complete, serve)
+MODELS = (import_, export, models, doctor)
+for group, commands in ((app, (*COMMANDS, *MODELS)), (config, (explain, presets))):
     for command in commands:
         group.command(command.__name__.strip("_").replace("_", "-"), cls=Command)(command)
 app.add_typer(config, name="config")

@@ -3,18 +3,20 @@
 from sightline.config import LoadOptions
 from sightline.engine.base import Engine
 from sightline.engine.chat import Chat
-from sightline.engine.load import load, load_translator
+from sightline.engine.load import load, load_translator, load_writer
 from sightline.engine.reader import Reader
 from sightline.engine.results import (
     Alternative,
     Candidate,
     Completion,
     Filled,
+    LikelyToken,
     MaskedWord,
     Plan,
     Reply,
     Result,
     Scored,
+    ScoredText,
     Segment,
     Translation,
 )
@@ -28,6 +30,7 @@ __all__ = [
     "Completion",
     "Engine",
     "Filled",
+    "LikelyToken",
     "LoadOptions",
     "MaskedWord",
     "Plan",
@@ -35,10 +38,12 @@ __all__ = [
     "Reply",
     "Result",
     "Scored",
+    "ScoredText",
     "Segment",
     "Translation",
     "Translator",
     "Writer",
     "load",
     "load_translator",
+    "load_writer",
 ]

@@ -15,8 +15,8 @@ from sightline.errors import InputError
 from sightline.model.protocol import Inputs
 from sightline.search.align import Words
 from sightline.search.recorded import release
-from sightline.search.types import Hypothesis, Request, StepUpdate
-from sightline.text.stream import IncrementalText
+from sightline.search.types import Hypothesis, NewToken, Request, StepUpdate
+from sightline.text.stream import IncrementalText, StoppedText
 from sightline.text.tokenizer import Span, Tokenizer
 from sightline.text.words import words_of
 from sightline.trace.trace import Trace
@@ -83,9 +83,14 @@ class Engine:
         eager: bool = False,
         log_probs: bool = True,
     ) -> Iterator[StepUpdate]:
-        """Search step by step with the first backend that can (`Backend.steps`). Only torch can stream."""
+        """Search step by step with the first backend that can (`Backend.steps`). Only torch can stream.
+
+        With one beam, answers end as soon as they contain a text of `Request.stop`."""
         if streamed and len(self.models) > 1:
             raise InputError("Several models that vote cannot be streamed. Load one of them.")
+        texts = {i: self.stopped_text(one) for i, one in enumerate(requests) if one.stop}
+        if texts and options.beams == 1 and len(self.models) == 1:
+            return self._steps_until_stop(requests, options, texts, streamed, cancelled, eager=eager)
         backend = self.torch if streamed else self.backend_for(requests, options)
         return backend.steps(
             requests, options, streamed=streamed, cancelled=cancelled, eager=eager, log_probs=log_probs
@@ -96,6 +101,37 @@ class Engine:
         if any(active_what_if(model) for model in self.models):  # which only the models in this process follow
             return self.torch
         return next(backend for backend in self.backends if backend.reason_not(requests, options) is None)
+
+    def _steps_until_stop(
+        self,
+        requests: Sequence[Request],
+        options: SearchConfig,
+        texts: dict[int, StoppedText],
+        streamed: Collection[int],
+        cancelled: Collection[int],
+        *,
+        eager: bool,
+    ) -> Iterator[StepUpdate]:
+        """Search step by step, and end each of these answers when its text contains a stop string."""
+        ended, stopped = {*cancelled}, set[int]()
+        written: dict[int, list[NewToken]] = {i: [] for i in texts}
+        watched = {*streamed, *texts}
+        for update in self.torch.steps(requests, options, streamed=watched, cancelled=ended, eager=eager):
+            tokens = {i: token for i, token in update.tokens.items() if i not in stopped}
+            answers = {i: best for i, best in update.answers.items() if i not in stopped}
+            for i in tokens.keys() & texts.keys():
+                written[i].append(tokens[i])
+                texts[i].push(tokens[i].id)
+                if texts[i].stopped:
+                    ended.add(i)
+                    stopped.add(i)
+                    answers.setdefault(i, [_hypothesis(written[i], options)])
+            yield StepUpdate({i: token for i, token in tokens.items() if i in streamed}, answers)
+            ended.update(cancelled)
+
+    def stopped_text(self, request: Request) -> StoppedText:
+        """Return the text of the answer to a request, to be built token by token up to a stop string."""
+        return StoppedText(self.tokenizer, request.given, request.stop)
 
     def trace(self, source: Any, /) -> Trace:
         """Trace the model on a text, on ids, or on a result: then exactly on the ids that were written."""
@@ -126,6 +162,7 @@ class Engine:
         """Free the memory of recorded graphs, and of other backends."""
         for model in self.models:
             release(model)
+        self.torch.prefixes.clear()
         self.backends = [self.torch]
 
     def __enter__(self) -> Self:
@@ -145,7 +182,7 @@ class Engine:
         yield from filter(None, [text.flush()])
         for tokens, answers in self.steps(plan.requests, plan.options, streamed=range(len(plan.requests))):
             for i, token in tokens.items():
-                yield from filter(None, [text.push(i, token)])
+                yield from filter(None, [text.push(i, token.id)])
             for i in answers:
                 yield from filter(None, [text.finish(i)])
 
@@ -161,6 +198,13 @@ class Engine:
         tokenizers = {"source": self.tokenizer.source, "target": self.tokenizer}
         trace.ids, trace.tokens = ids, {side: tokenizers[side].pieces(own) for side, own in ids.items()}
         return trace.sentence(0)
+
+
+def _hypothesis(tokens: Sequence[NewToken], options: SearchConfig) -> Hypothesis:
+    """Return the tokens of an answer that was ended."""
+    log_probs = [one.log_prob for one in tokens]
+    score = sum(log_probs) / len(log_probs) ** options.length_penalty
+    return Hypothesis([one.id for one in tokens], score, log_probs, [one.top for one in tokens])
 
 
 class Encodings:

@@ -18,7 +18,7 @@ from sightline.engine.translator import Translator
 from sightline.engine.writer import Writer
 from sightline.errors import InputError, SightlineError
 from sightline.model.kernels.compiled import column_major_weights
-from sightline.model_folder import SHORTLIST, ModelFolder
+from sightline.model_folder import SHORTLIST, ModelFolder, Task
 from sightline.search.align import Heads
 from sightline.search.driver import BATCH_TOKENS
 from sightline.text.tokenizer import Tokenizer
@@ -76,12 +76,24 @@ def load_translator(
 ) -> Translator:
     """Load a translator, as `load`; raise an InputError if the model has another task."""
     for each in [path] if isinstance(path, str | Path) else path:
-        folder = ModelFolder(each)
-        if folder.task != "translate":
-            raise InputError(f"{folder.path}: this model does not translate. Its task is {folder.task}.", value=each)
+        _check_task(each, "translate")
     engine = load(path, options, **more)
     assert isinstance(engine, Translator)  # noqa: S101
     return engine
+
+
+def load_writer(path: str | Path, options: LoadOptions | None = None, **more: Any) -> Writer:
+    """Load a language model, as `load`; raise an InputError if the model has another task."""
+    _check_task(path, "write")
+    engine = load(path, options, **more)
+    assert isinstance(engine, Writer)  # noqa: S101
+    return engine
+
+
+def _check_task(path: str | Path, task: Task) -> None:
+    folder = ModelFolder(path)
+    if folder.task != task:
+        raise InputError(f"{folder.path}: this model does not {task}. Its task is {folder.task}.", value=path)
 
 
 def _device(name: str) -> str:

@@ -1,7 +1,6 @@
 """The reader: an encoder that reads a text and finds words for its masks (BERT)."""
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -85,16 +84,8 @@ class Reader(Engine):
         """Return the result for a text. All that is not a mask stays as the user has written it."""
         whole, *rest = MASKS.split(text)
         for (best, *_), after in zip(likely, rest, strict=True):
-            word = self._after_a_word(best.id)
+            word = self.tokenizer.text_after_word(best.id)
             begins_word = word.startswith(" ") or not whole.strip()
             whole = (whole + word.lstrip() if begins_word else whole.rstrip() + word) + after
         masks = [MaskedWord(place, candidates) for place, candidates in zip(places, likely, strict=True)]
         return Filled(whole, ids, masks, self.tokenizer)
-
-    def _after_a_word(self, token: int) -> str:
-        """Return the text that a token adds after a word, with the space between them, if it begins another one."""
-        return self.tokenizer.decode([*self._word, token]).removeprefix(self.tokenizer.decode(self._word))
-
-    @cached_property
-    def _word(self) -> list[int]:
-        return self.tokenizer.encode(["a"])[0]

@@ -1,5 +1,6 @@
 """The results of an engine, and the plan of a call."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, TypeVar
@@ -33,11 +34,22 @@ class Segment:
     score: float
     """log P(y|x) / |y|^α; see `SearchConfig.length_penalty`."""
     tokenizer: Tokenizer = field(repr=False, compare=False)
+    top: list[list[tuple[int, float]]] = field(default_factory=list, repr=False)
+    """For each log-probability: the likeliest ids at its position with theirs, if requested."""
 
     @property
     def tokens(self) -> list[str]:
         """Return the written ids as sub-words."""
         return self.tokenizer.pieces(self.ids)
+
+
+class LikelyToken(NamedTuple):
+    """One of the likeliest tokens at a position."""
+
+    token: str
+    """As the vocabulary writes it; the end is one too."""
+    id: int
+    log_prob: float
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,17 @@ class Completion(Result):
     """A continuation of one text."""
 
     finish_reason: Literal["stop", "length"] = "stop"
-    """stop: the model wrote the end; length: the continuation reached `max_tokens`."""
+    """stop: the model wrote the end or a stop string; length: the continuation reached `max_tokens`."""
+
+    @property
+    def top(self) -> list[list[LikelyToken]]:
+        """Return the likeliest tokens at the position of each log-probability, if `top` was given."""
+        found = []
+        for segment in self.segments:
+            for position in segment.top:
+                pieces = segment.tokenizer.pieces(id for id, _ in position)  # noqa: A001
+                found.append([LikelyToken(piece, *one) for piece, one in zip(pieces, position, strict=True)])
+        return found
 
     def _more(self) -> str:
         return f", finish_reason={self.finish_reason!r}"
@@ -148,6 +170,52 @@ class Scored(NamedTuple):
     tokens: list[str]
     log_probs: list[float]
     """Of each token and of the end."""
+
+
+@dataclass(frozen=True)
+class ScoredText:
+    """The probability of a given text."""
+
+    text: str = field(repr=False)
+    ids: list[int] = field(repr=False)
+    """Its tokens, without the start."""
+    log_probs: list[float] = field(repr=False)
+    """Of each token, after the tokens before it."""
+    tokenizer: Tokenizer = field(repr=False, compare=False)
+    top: list[list[tuple[int, float]]] = field(default_factory=list, repr=False)
+    """For each token: the likeliest ids at its position with their log-probabilities, if requested."""
+
+    @property
+    def tokens(self) -> list[str]:
+        """Return the ids as sub-words."""
+        return self.tokenizer.pieces(self.ids)
+
+    @property
+    def log_prob(self) -> float:
+        """Return the log-probability of the whole text."""
+        return math.fsum(self.log_probs)
+
+    @property
+    def perplexity(self) -> float:
+        """Return the perplexity per token."""
+        return _perplexity(self.log_prob, len(self.ids))
+
+    @property
+    def word_perplexity(self) -> float:
+        """Return the perplexity per word; white space separates words."""
+        return _perplexity(self.log_prob, len(self.text.split()))
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Return the mean number of bits for each byte of the text in UTF-8."""
+        return -self.log_prob / math.log(2) / max(1, len(self.text.encode()))
+
+
+def _perplexity(log_prob: float, count: int) -> float:
+    try:
+        return math.exp(-log_prob / max(1, count))
+    except OverflowError:
+        return math.inf
 
 
 class Alternative(NamedTuple):

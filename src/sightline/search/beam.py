@@ -18,9 +18,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sightline.config import SearchConfig
+from sightline.errors import ConfigError
 from sightline.model.cache import rows_of
 from sightline.search.scoring import Scores, highest
-from sightline.search.types import Hypothesis, Request
+from sightline.search.types import Hypothesis, NewToken, Request
 from sightline.special import END, PAD, START, UNKNOWN
 
 NEVER = [PAD, START, UNKNOWN]
@@ -59,11 +60,17 @@ class HypothesisState:
     change the structure of a step are tensors too.
     """
 
-    blank: ClassVar[dict[str, float]] = {"limits": 1, "prefix": -1, "is_done": True, "decision_margin": math.inf}
+    blank: ClassVar[dict[str, float]] = {
+        "limits": 1,
+        "prefix": -1,
+        "is_done": True,
+        "decision_margin": math.inf,
+        "top_log_probs": -math.inf,
+    }
     """The value of a tensor in the rows that no sentence uses, if it is not 0, as `PAD` is."""
-    along: ClassVar[set[str]] = {"tokens", "log_probs", "prefix"}
+    along: ClassVar[set[str]] = {"tokens", "log_probs", "prefix", "top_ids", "top_log_probs"}
     """The tensors whose last axis is the position in the answer."""
-    shared: ClassVar[set[str]] = {"length", "never"}
+    shared: ClassVar[set[str]] = {"length", "never", "repetition", "presence", "frequency"}
     """The tensors that all sentences share. Each sentence has rows in the others."""
 
     is_done: Bool[Tensor, " n"]
@@ -87,6 +94,20 @@ class HypothesisState:
                 self.prefix[i, : len(each.prefix)] = torch.tensor(each.prefix, device=device)
         self.forbid = [[torch.tensor(ids, device=device) for ids in each.forbid if ids] for each in constraints]
         self.never = torch.tensor(NEVER, device=device)
+        self.repetition = torch.tensor(options.repetition_penalty, device=device)
+        self.presence = torch.tensor(options.presence_penalty, device=device)
+        self.frequency = torch.tensor(options.frequency_penalty, device=device)
+        repeated = options.repetition_penalty != 1
+        self.given: Int[Tensor, "sentences given"] = _table(
+            [each.given if repeated else [] for each in requests], device
+        )
+        """The tokens that each answer continues, if they count for the penalty of repetition."""
+        self.bias_ids: Int[Tensor, "sentences biased"] = _table(
+            [[i for i, _ in each.bias] for each in constraints], device
+        )
+        self.bias: Float[Tensor, "sentences biased"] = _table(
+            [[b for _, b in each.bias] for each in constraints], device, torch.float32
+        )
         rows = len(requests) * self.beams
         self.length = torch.ones((), dtype=torch.long, device=device)
         """New tokens of the hypotheses, the one that comes next included."""
@@ -95,6 +116,21 @@ class HypothesisState:
         last = torch.tensor([request.given[-1] for request in requests], device=device)
         self.tokens[:, 0] = last.repeat_interleave(self.beams)
         self.log_probs: Float[Tensor, "rows longest"] = torch.zeros(rows, self.longest, device=device)
+        shape = (rows, _bucket(max(request.top for request in requests)), self.longest)
+        self.top_ids: Int[Tensor, "rows top longest"] = torch.zeros(shape, dtype=torch.long, device=device)
+        """The likeliest tokens at each position, if requested."""
+        self.top_log_probs: Float[Tensor, "rows top longest"] = torch.full(shape, -math.inf, device=device)
+
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens are chosen by other scores than the model's."""
+        return self.options.penalises or bool(self.bias_ids.shape[1])
+
+    @property
+    def structure(self) -> tuple[int | bool | str, ...]:
+        """What changes the kernels of a step."""
+        widths = self.given.shape[1], self.bias_ids.shape[1], self.top_ids.shape[1]
+        return self.has_least, self.options.penalises, *widths
 
     def last(self) -> Int[Tensor, "rows 1"]:
         """Return the last token of each row."""
@@ -116,20 +152,72 @@ class HypothesisState:
         """Return the best answers to each request, and the smallest gap of any decision on the way."""
         raise NotImplementedError
 
-    def apply_rules(self, scores: Scores) -> Forced:
-        """Set forbidden tokens to -inf, in place. A prefix comes first, whatever else is required."""
+    def new_tokens(self) -> list[NewToken]:
+        """Return the last token of each row, with the likeliest ones at its position."""
+        position = self.length.view(1) - 2
+        tops = self._tops(self.top_ids.index_select(2, position), self.top_log_probs.index_select(2, position))
+        log_probs = self.log_probs.index_select(1, position)[:, 0].tolist()
+        return [NewToken(*one[:2], one[2][0]) for one in zip(self.last()[:, 0].tolist(), log_probs, tops, strict=True)]
+
+    def top(self) -> list[list[list[tuple[int, float]]]]:
+        """Return the likeliest tokens at each position of each row."""
+        return self._tops(self.top_ids, self.top_log_probs)
+
+    def _tops(self, ids: Tensor, log_probs: Tensor) -> list[list[list[tuple[int, float]]]]:
+        if not ids.shape[1]:
+            return [[[]] * ids.shape[2]] * len(ids)
+        both = zip(ids.transpose(1, 2).tolist(), log_probs.transpose(1, 2).tolist(), strict=True)
+        return [
+            [[one for one in zip(*at, strict=True) if one[1] > -math.inf] for at in zip(*row, strict=True)]
+            for row in both
+        ]
+
+    def apply_rules(self, scores: Scores) -> tuple[Forced, Scores]:
+        """Return the tokens that rows must take, and the scores by which tokens are chosen: forbidden tokens have -inf,
+        and penalties are subtracted from a copy. A prefix comes first, whatever else is required."""
         prefix = self.prefix.index_select(1, self.length.view(1) - 1)[:, 0]
         ends = (self.limits <= self.length) & ~self.cut
         forced = torch.where(ends, END, prefix).repeat_interleave(self.beams)[:, None]
         value = scores.values.gather(1, forced.clamp(min=0)).float()
         scores.values.index_fill_(1, self.never, -math.inf)
+        scores.update_first_chunk()
+        if self.top_ids.shape[1]:
+            self._write_top(scores)
+        if self.penalises:
+            scores = self._penalise(scores)
         if self.has_least:
             early = (self.least >= self.length).repeat_interleave(self.beams)
             scores.values[:, END] = scores.values[:, END].masked_fill(early, -math.inf)
         if any(self.forbid):
             self._forbid(scores.values, int(self.length))
         scores.update_first_chunk()
-        return Forced(forced, value)
+        return Forced(forced, value), scores
+
+    def _write_top(self, scores: Scores) -> None:
+        """Write the likeliest tokens of the model, before any penalty."""
+        value, token = highest(scores.values, self.top_ids.shape[1], scores.maxima)
+        position = self.length.view(1) - 1
+        found = value.shape[1]  # fewer, if the vocabulary is small
+        self.top_ids[:, :found].index_copy_(2, position, token[:, :, None])
+        self.top_log_probs[:, :found].index_copy_(2, position, (value - scores.norm[:, None])[:, :, None])
+
+    def _penalise(self, scores: Scores) -> Scores:
+        """Return scores with the bias of tokens, and with the penalties of those that are in the text already."""
+        values = scores.values.clone()
+        if self.bias_ids.shape[1]:
+            bias = self.bias.to(values.dtype).repeat_interleave(self.beams, 0)
+            values.scatter_add_(1, self.bias_ids.repeat_interleave(self.beams, 0), bias)
+        if self.options.penalises:
+            answer = self.tokens[:, 1:]  # PAD where no token is yet, which is never chosen
+            text = torch.cat([self.given.repeat_interleave(self.beams, 0), answer], 1)
+            old = values.gather(1, text)
+            values.scatter_(
+                1, text, torch.where(old > 0, old / self.repetition, old * self.repetition).to(values.dtype)
+            )
+            present = torch.zeros_like(values).scatter_(1, answer, 1.0)
+            counts = torch.zeros_like(values).scatter_add_(1, answer, torch.ones_like(answer, dtype=values.dtype))
+            values -= present * self.presence + counts * self.frequency
+        return scores._replace(values=values, maxima=None)
 
     def _forbid(self, values: Tensor, length: int) -> None:
         for i, sequences in enumerate(self.forbid):
@@ -191,6 +279,18 @@ class HypothesisState:
         return self._with(sentences, lambda _, mine, times: mine[: times * sentences])
 
 
+def _table(rows: Sequence[Sequence[int | float]], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
+    """Return rows of ids or numbers, padded on the right to a power of two, so that few steps are recorded."""
+    width = _bucket(max(map(len, rows)))
+    cells = [[*row, *[PAD] * (width - len(row))] for row in rows]  # PAD is 0
+    return torch.tensor(cells, dtype=dtype, device=device).view(len(rows), width)
+
+
+def _bucket(count: int) -> int:
+    """Return the next power of two; 0 for none."""
+    return 1 << (count - 1).bit_length() if count else 0
+
+
 # --- Beam search
 
 
@@ -215,6 +315,10 @@ class Beams(HypothesisState):
 
     def __init__(self, requests: Sequence[Request], options: SearchConfig, device: torch.device) -> None:
         super().__init__(requests, options, device)
+        if options.beams > 1 and self.top_ids.shape[1]:
+            raise ConfigError.of(
+                "top", self.top_ids.shape[1], f"needs samples or `beams` = 1, got {options.beams} beams."
+            )
         self.width = options.beams // options.groups
         pools, longest = len(requests) * options.groups, self.longest
         shape, rows = (pools, self.width), pools * self.width
@@ -242,10 +346,12 @@ class Beams(HypothesisState):
 
     def grow(self, scores: Scores) -> Int[Tensor, " rows"]:
         """Add one token to every hypothesis: its best ones compete with those of the other beams."""
-        forced = self.apply_rules(scores)
+        forced, ruled = self.apply_rules(scores)
         if scores.attention is not None:
             self.covered += scores.attention
-        best = self._choose(scores, forced)
+        best = self._choose(ruled, forced)
+        if ruled is not scores:
+            best = best._replace(log_prob=self._log_prob(scores, best, forced))
         cut = self.at_limit().repeat_interleave(self.options.groups)[:, None]
         ends = ((best.token == END) | cut) & (best.total > -math.inf)
         if scores.values.dtype == torch.float32:  # with coarser numbers, ties are not searched again
@@ -278,6 +384,13 @@ class Beams(HypothesisState):
         found = total.topk(count, dim=1).indices if groups == 1 else self._diverse(total, token, count)
         row = found // each + torch.arange(0, pools * width, width, device=found.device)[:, None]
         return Chosen(total.gather(1, found), log_prob.gather(1, found), token.gather(1, found), row)
+
+    @staticmethod
+    def _log_prob(scores: Scores, best: Chosen, forced: Forced) -> Float[Tensor, "pools best"]:
+        """Return the log-probabilities of the model for tokens that were chosen with penalties."""
+        free = forced.token[best.row][:, :, 0] < 0
+        values = torch.where(free, scores.values[best.row, best.token].float(), forced.value[best.row][:, :, 0])
+        return values - scores.norm[best.row]
 
     def _diverse(self, total: Tensor, token: Tensor, count: int) -> Int[Tensor, "pools best"]:
         """Choose group after group; a token costs more each time an earlier group has taken it."""
@@ -357,15 +470,18 @@ class Beams(HypothesisState):
         margin = torch.minimum(self.decision_margin.view(-1, groups).amin(1), gaps)
         shortened = texts[:, :, :longest], log_probs[:, :, :longest]
         found = []
-        for hypotheses, near in zip(
+        for hypotheses, near, tops in zip(
             zip(*(x.tolist() for x in (score[:, : best.shape[1]], *shortened, lengths)), strict=True),
             margin.tolist(),
+            self.top()[:: self.beams],  # with several beams there are none
             strict=True,
         ):
             seen: dict[tuple[int, ...], Hypothesis] = {}
             for one, ids, logs, length in zip(*hypotheses, strict=True):
                 if one > -math.inf and len(seen) < nbest:
                     own = ids[: length - (ids[length - 1] == END)]
-                    seen.setdefault(tuple(own), Hypothesis(own, one, logs[:length]))
+                    # Penalties decide the search; the score is the model's.
+                    mean = sum(logs[:length]) / length**self.options.length_penalty if self.penalises else one
+                    seen.setdefault(tuple(own), Hypothesis(own, mean, logs[:length], tops[:length]))
             found.append((list(seen.values()) or [Hypothesis([], -math.inf, [])], near))  # everything was forbidden
         return found

@@ -100,7 +100,7 @@ class ConstrainedBeams(Beams):
     """The hypotheses of one request, which is searched alone."""
 
     def __init__(self, requests: Sequence[Request], options: SearchConfig, device: torch.device) -> None:
-        ((_, _, _, constraints),) = requests
+        constraints = requests[0].constraints
         _check(options, constraints)
         super().__init__(requests, options, device)
         self.forced = len(constraints.prefix)

@@ -10,6 +10,7 @@ import contextlib
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -20,10 +21,11 @@ from sightline.errors import ConfigError, InputError
 from sightline.model.protocol import Generative, Inputs
 from sightline.search.beam import Beams, HypothesisState
 from sightline.search.constrained import ConstrainedBeams, least_tokens
+from sightline.search.prefix import PrefixCache
 from sightline.search.recorded import LEAVE, RecordedSearch, graph_pool, release
 from sightline.search.sampling import Samples
 from sightline.search.scoring import last_cross_attention, next_scores
-from sightline.search.types import Hypothesis, Request, StepUpdate
+from sightline.search.types import Hypothesis, NewToken, Request, StepUpdate
 from sightline.special import PAD
 
 TIE = 2e-4
@@ -53,18 +55,19 @@ def steps(
     streamed: Collection[int] = (),
     cancelled: Collection[int] = (),
     eager: bool = False,
+    prefixes: PrefixCache | None = None,
 ) -> Iterator[StepUpdate]:
     """Search step by step; the caller may do other work between two steps.
 
     `streamed`: the requests, by number, whose tokens are reported as they are found. `cancelled`: those whose answers
     are no longer needed; the caller may add more. `eager`: report each answer as soon as it is found, instead of when
-    the batch becomes smaller, which is faster.
+    the batch becomes smaller, which is faster. `prefixes`: of this model, from earlier searches.
     """
     if streamed and options.beams > 1:
         raise ConfigError(f"Streaming needs `beams` = 1, got {options.beams}.", option="beams", value=options.beams)
     for request in requests:
         check(request, model.config.positions.max_length)
-    run = Run(model, requests, options, frozenset(streamed), cancelled, eager or bool(streamed))
+    run = Run(model, requests, options, frozenset(streamed), cancelled, eager or bool(streamed), prefixes)
     waiting = deque(batches(requests, batch_tokens // options.beams, model.config.positions.max_length))
     while waiting:
         batch = waiting.popleft()
@@ -76,6 +79,7 @@ def steps(
                 raise
             release(model)
             waiting.extendleft([left[len(left) // 2 :], left[: len(left) // 2]])
+    run.prefixes = None
     for i in run.near_ties:
         if i not in cancelled:
             yield from run.batch([i])
@@ -110,7 +114,7 @@ def by_size(sizes: Mapping[int, int], budget: int) -> Iterator[list[int]]:
 
 def check(request: Request, max_positions: int) -> None:
     """Raise an InputError if a model with this many positions cannot answer a request."""
-    (source, limits, given, constraints), needed = request, least_tokens(request.constraints)
+    (source, limits, given, constraints, *_), needed = request, least_tokens(request.constraints)
     if len(source) > max_positions:
         raise InputError.of(
             "source",
@@ -154,15 +158,36 @@ class EagerSearch:
     """The search of one batch that computes every step anew. `RecordedSearch` has the same methods."""
 
     @torch.no_grad()
-    def __init__(self, model: Generative, inputs: Inputs, state: HypothesisState) -> None:
+    def __init__(
+        self,
+        model: Generative,
+        inputs: Inputs,
+        state: HypothesisState,
+        requests: Sequence[Request] = (),
+        prefixes: PrefixCache | None = None,
+    ) -> None:
+        """`requests`: those of the state, with the texts of `prefixes`."""
         given = 0 if inputs.target is None else inputs.target.shape[1]
         coverage = state.options.coverage_penalty > 0 and not state.options.sample
         self.model, self.state, self.watched = model, state, last_cross_attention(model) if coverage else []
-        self.cache = model.start(inputs, beams=state.beams, capacity=given + state.longest)
+        capacity = given + state.longest
+        self.prefixes = prefixes if prefixes and prefixes.usable(requests) else None
+        kept = self.prefixes.start(requests, state.beams, capacity) if self.prefixes else None
+        self.reused = kept is not None
+        """Whether it began with keys of an earlier search."""
+        self.cache: Any = model.start(inputs, beams=state.beams, capacity=capacity) if kept is None else kept
+
+    @torch.no_grad()
+    def keep(self, request: Request, sentences: int) -> None:
+        """Keep the keys of the first of these sentences, which is that of a request, if none has left."""
+        if self.prefixes and self.state.sentences == sentences and self.prefixes.usable([request]):
+            self.prefixes.keep(request, self.state.tokens[0, 1 : int(self.state.length)].tolist(), self.cache)
 
     @torch.no_grad()
     def advance(self) -> None:
         """Add one token to every hypothesis."""
+        if self.prefixes and self.prefixes.hooked():
+            self.prefixes = None
         rows = self.state.grow(next_scores(self.model, self.state.last(), self.cache, self.watched))
         if rows is not None and self.state.beams > 1:
             self.cache.reorder(rows)
@@ -191,6 +216,7 @@ class Run:
     streamed: frozenset[int]
     cancelled: Collection[int]
     eager: bool
+    prefixes: PrefixCache | None = None
     answered: set[int] = field(default_factory=set)
     near_ties: list[int] = field(default_factory=list)
     """Requests to search again, alone."""
@@ -199,10 +225,11 @@ class Run:
 
     def batch(self, batch: Sequence[int]) -> Iterator[StepUpdate]:
         """Search one batch, given as numbers of requests."""
-        alone, here, written = len(batch) == 1, list(batch), 0
+        here, written = list(batch), 0
         over: set[int] = set()
         """Requests that were answered, or will be searched again."""
         with self._start(batch) as searching:
+            alone = len(batch) == 1 and not searching.reused
             device, before = searching.done().device, None
             while True:
                 searching.advance()
@@ -220,8 +247,12 @@ class Run:
                 ready = [row for row, i in enumerate(here) if (done[row] or close[row]) and i not in over]
                 tokens, answers = {}, {}
                 if streaming:
-                    last = zip(here, now.last()[:, 0].tolist(), done, close, strict=True)
-                    tokens = {i: token for i, token, *stop in last if i in self.streamed - over and not any(stop)}
+                    last = zip(here, now.new_tokens(), done, close, strict=True)
+                    tokens = {
+                        i: token._replace(top=self._trimmed(i, [token.top])[0])
+                        for i, token, *stop in last
+                        if i in self.streamed - over and not any(stop)
+                    }
                 if ready and (self.eager or shrink):
                     found = now.select(torch.tensor(ready, device=device)).answers()
                     for row, (best, margin) in zip(ready, found, strict=True):
@@ -230,9 +261,10 @@ class Run:
                         if not alone and (margin < TIE or close[row]):
                             self.near_ties.append(i)
                         else:
-                            answers[i] = best
-                            if i in self.streamed and len(best[0].ids) == written:  # it was cut after a new token
-                                tokens[i] = best[0].ids[-1]
+                            answers[i] = [one._replace(top=self._trimmed(i, one.top)) for one in best]
+                            first = answers[i][0]
+                            if i in self.streamed and len(first.ids) == written:  # it was cut after a new token
+                                tokens[i] = NewToken(first.ids[-1], first.log_probs[-1], first.top[-1])
                 self.answered |= answers.keys()
                 yield StepUpdate(self._unsent(tokens, written), answers)
                 if not left:
@@ -241,7 +273,21 @@ class Run:
                     searching.select(torch.tensor(left, device=device))
                     here, before = [here[row] for row in left], None
 
-    def _unsent(self, tokens: dict[int, int], written: int) -> dict[int, int]:
+    def _eager(self, search: EagerSearch, request: Request) -> Iterator[EagerSearch]:
+        """Yield a search; when it is over, or is not needed any more, keep the keys of its first request."""
+        sentences = search.state.sentences
+        try:
+            yield search
+        except GeneratorExit:  # a stream that is closed
+            search.keep(request, sentences)
+            raise
+        search.keep(request, sentences)
+
+    def _trimmed(self, number: int, top: list[list[tuple[int, float]]]) -> list[list[tuple[int, float]]]:
+        """Return the likeliest tokens that a request asks for: others in its batch may ask for more."""
+        return [one[: self.requests[number].top] for one in top]
+
+    def _unsent(self, tokens: dict[int, NewToken], written: int) -> dict[int, NewToken]:
         """Return the tokens that were not reported before: a streamed request may be searched twice."""
         new = {i: token for i, token in tokens.items() if written > self.sent.get(i, 0)}
         self.sent |= dict.fromkeys(new, written)
@@ -258,6 +304,6 @@ class Run:
         recordable = not (coverage or constrained or any(state.forbid))
         with graph_pool(self.model) if recordable else contextlib.nullcontext() as pool:
             if pool is None:
-                yield EagerSearch(self.model, inputs, state)
+                yield from self._eager(EagerSearch(self.model, inputs, state, requests, self.prefixes), requests[0])
             else:
                 yield RecordedSearch(pool, self.model, inputs, state)

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from sightline.config import ModelConfig, SearchConfig
+from sightline.config import ModelConfig
 from sightline.errors import InputError
 from sightline.model.cache import Cache, CrossKV, rows_of
 from sightline.model.kernels.decode import DecodeWindow, summary
@@ -36,10 +36,11 @@ MAX_SLOTS = 100
 """Slots of a model that are kept."""
 
 
-def structure(options: SearchConfig, has_least: bool) -> tuple[int | bool | str, ...]:
-    """Return the options that change the kernels of a step."""
+def structure(state: HypothesisState) -> tuple[int | bool | str, ...]:
+    """Return what changes the kernels of a step."""
+    options = state.options
     top_k = top_k_bucket(options.top_k) if options.sample else 0
-    return options.beams, options.groups, options.sample, top_k, options.stop, has_least
+    return options.beams, options.groups, options.sample, top_k, options.stop, *state.structure
 
 
 class Shape(NamedTuple):
@@ -251,6 +252,9 @@ def addresses(modules: Iterable[nn.Module]) -> list[int]:
 class RecordedSearch:
     """A search of one batch that replays recorded steps."""
 
+    reused = False
+    """See `EagerSearch`."""
+
     @torch.no_grad()
     def __init__(self, pool: GraphPool, model: Generative, inputs: Inputs, state: HypothesisState) -> None:
         """`state`: the hypotheses before the first step."""
@@ -262,7 +266,7 @@ class RecordedSearch:
             0 if source is None else min(_rounded(source.shape[1], 16), longest),
             0 if given == 0 else min(_rounded(given, 16), longest),
             min(_rounded(given + state.longest, 64), longest),
-            structure(state.options, state.has_least),
+            structure(state),
         )
         self.slot = slot = pool.slot(model, self.shape, state)
         _fill(slot.inputs.source, slot.inputs.source_layout, source, inputs.source_layout)

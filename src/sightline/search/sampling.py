@@ -34,7 +34,7 @@ class Samples(HypothesisState):
     def __init__(self, requests: Sequence[Request], options: SearchConfig, device: torch.device) -> None:
         super().__init__(requests, options, device)
         rows, shape = len(requests) * self.beams, (self.longest, self.beams)  # a longer limit only adds numbers
-        seeds = [[options.seed, *request.source, *request.given] for request in requests]
+        seeds = [[*(one.seed or [options.seed]), *one.source, *one.given] for one in requests]
         draws = np.concatenate([np.random.default_rng(seed).random(shape).T for seed in seeds])
         self.draws: Float[Tensor, "rows longest"] = torch.from_numpy(draws).float().to(device)
         self.is_done = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -46,9 +46,9 @@ class Samples(HypothesisState):
 
     def grow(self, scores: Scores) -> None:
         """Draw one token for every sample."""
-        forced = self.apply_rules(scores)
+        forced, ruled = self.apply_rules(scores)
         position, vocab = self.length.view(1) - 1, scores.values.shape[1]
-        value, token = forced.replace(*highest(scores.values, top_k_bucket(self.options.top_k) or vocab, scores.maxima))
+        value, token = forced.replace(*highest(ruled.values, top_k_bucket(self.options.top_k) or vocab, ruled.maxima))
         rank = torch.arange(value.shape[1], device=value.device)
         p = ((value - value[:, :1]) / self.temperature).masked_fill(rank >= self.top_k, -math.inf).softmax(-1)
         before = p.cumsum(1) - p  # the probability of the likelier tokens together
@@ -85,6 +85,7 @@ class Samples(HypothesisState):
     def answers(self) -> list[tuple[list[Hypothesis], float]]:
         found = []
         margins = self.decision_margin.view(-1, self.beams).amin(1).tolist()
+        top = self.top()
         limits, tokens, log_probs = self.limits.tolist(), self.tokens[:, 1:].tolist(), self.log_probs.tolist()
         for i, (limit, margin) in enumerate(zip(limits, margins, strict=True)):
             mine = []
@@ -92,7 +93,9 @@ class Samples(HypothesisState):
                 ids = tokens[row][:limit]
                 ids = ids[: ids.index(END)] if END in ids else ids
                 logs = log_probs[row][: min(len(ids) + 1, limit)]
-                mine.append(Hypothesis(ids, sum(logs) / len(logs) ** self.options.length_penalty, logs))
+                mine.append(
+                    Hypothesis(ids, sum(logs) / len(logs) ** self.options.length_penalty, logs, top[row][: len(logs)])
+                )
             mine.sort(key=lambda one: -one.score)
             found.append((mine[: self.options.nbest], margin))
         return found

@@ -1,7 +1,7 @@
 """Log-probabilities of given answers, and of the tokens that can follow a text: one pass over each, as in training."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float
@@ -11,7 +11,10 @@ from sightline.model.protocol import Inputs, Model
 from sightline.search.beam import NEVER
 from sightline.search.driver import BATCH_TOKENS, by_size, padded
 from sightline.search.types import Request
-from sightline.special import END
+from sightline.special import END, START
+
+ROWS = 512
+"""Positions whose scores for the whole vocabulary are computed at once."""
 
 
 @torch.no_grad()
@@ -28,6 +31,34 @@ def score(models: Sequence[Model], requests: Sequence[Request], answers: Sequenc
         for i, row in zip(batch, rows, strict=True):
             found[i] = row[len(requests[i].given) - 1 : len(texts[i]) - 1]
     return found
+
+
+@torch.no_grad()
+def score_windows(
+    model: Model, ids: Sequence[int], context: int, stride: int, top: int = 0
+) -> Iterator[tuple[float, list[tuple[int, float]]]]:
+    """Yield the log-probability of each token of a text, and the `top` likeliest tokens at its position.
+
+    A text with more than `context` tokens is read in windows of `context` tokens, each `stride` after the last and each
+    after a start, as in training. A window gives the tokens that no window before it has given.
+    """
+    device, given = model.classifier.weight.device, 0
+    for begin in range(0, max(len(ids) - context, 0) + stride, stride):
+        window = ids[begin : begin + context]
+        new = begin + len(window) - given
+        if not new:
+            return
+        target = torch.tensor([[START, *window[:-1]]], device=device)
+        for rows in torch.split(model.hidden(Inputs(target=target))[0, -new:], ROWS):
+            scores = model.classifier(rows).float()
+            log_probs = scores.log_softmax(-1)
+            wanted = torch.tensor(ids[given : given + len(rows)], device=device)
+            found = log_probs.gather(1, wanted[:, None])[:, 0].tolist()
+            log_probs[:, NEVER] = -math.inf
+            best = log_probs.topk(min(top, log_probs.shape[1] - len(NEVER)))
+            likely = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            yield from zip(found, (list(zip(*one, strict=True)) for one in likely), strict=True)
+            given += len(rows)
 
 
 @torch.no_grad()

@@ -25,6 +25,8 @@ class Constraints(NamedTuple):
     """The answer contains each of these sequences; one that is listed twice, twice."""
     forbid: list[list[int]] = []  # noqa: RUF012
     """The answer contains none of these sequences."""
+    bias: list[tuple[int, float]] = []  # noqa: RUF012
+    """Added to the scores of these tokens at every step."""
 
 
 NO_CONSTRAINTS = Constraints()
@@ -39,6 +41,12 @@ class Request(NamedTuple):
     given: list[int] = [START]  # noqa: RUF012
     """The tokens that the decoder reads before it writes, at least one. They are neither scored nor returned."""
     constraints: Constraints = NO_CONSTRAINTS
+    seed: tuple[int, ...] = ()
+    """Seeds of its samples, in the place of `SearchConfig.seed`: requests with other seeds share a batch."""
+    top: int = 0
+    """Report this many of the likeliest tokens at each position, with their log-probabilities."""
+    stop: tuple[str, ...] = ()
+    """Texts at which the answer ends early. An engine watches for them (`Engine.steps`); a search knows ids only."""
 
     @property
     def size(self) -> int:
@@ -55,12 +63,23 @@ class Hypothesis(NamedTuple):
     """log P(y|x) / |y|^α; see `SearchConfig.length_penalty`."""
     log_probs: list[float]
     """Of each token and of the end, unless the answer was cut at its limit."""
+    top: list[list[tuple[int, float]]] = []  # noqa: RUF012 - never changed
+    """For each log-probability: the likeliest tokens at its position, if `Request.top` asks for them."""
+
+
+class NewToken(NamedTuple):
+    """A token of a streamed answer."""
+
+    id: int
+    log_prob: float
+    top: list[tuple[int, float]]
+    """See `Hypothesis.top`."""
 
 
 class StepUpdate(NamedTuple):
     """The results of one step of a search, by the number of the request."""
 
-    tokens: dict[int, int]
+    tokens: dict[int, NewToken]
     """The new token of each streamed answer."""
     answers: dict[int, list[Hypothesis]]
     """The best answers to the requests that are done, best first."""

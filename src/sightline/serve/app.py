@@ -25,7 +25,7 @@ from sightline.serve.models import Models
 from sightline.serve.observe import Observe
 from sightline.serve.problems import Problem, ProblemDetails, invalid
 from sightline.serve.protocol import http
-from sightline.serve.routes import ROUTERS
+from sightline.serve.routes import ROUTERS, completions
 from sightline.serve.schemas import LibreRequest
 from sightline.serve.service import ClientDisconnected, Service
 
@@ -92,6 +92,8 @@ def create_app(service: Service, keys: Mapping[str, str] | None = None) -> FastA
     app.state.service, app.state.stopping, app.state.has_keys = service, False, bool(known)
     for router in ROUTERS:
         app.include_router(router)
+    if any(one.task == "write" for one in service.models.entries.values()):
+        app.include_router(completions.router)
     return app
 
 
@@ -115,8 +117,10 @@ def _invalid(error: Mapping[str, Any], content_type: str) -> Problem:
     if error["type"] == "json_invalid":
         return Problem("malformed", f"The body is not valid JSON: {error['ctx']['error']} at character {name}.")
     if error["type"] == "extra_forbidden":
-        return Problem("invalid", f"Unknown field `{name}`. See /openapi.json for the fields of this request.")
-    return Problem("invalid", f"`{name}`: {error['msg']}.")
+        detail = f"Unknown field `{name}`. See /openapi.json for the fields of this request."
+        return Problem("invalid", detail, param=name)
+    reason = error["msg"].removeprefix("Value error, ")
+    return Problem("invalid", f"`{name}`: {reason}.", param=name.partition(".")[0])
 
 
 async def _disconnected(_request: Request, _error: Exception) -> Response:

@@ -73,10 +73,17 @@ class Entry:
     """Sentences to try."""
     about: str | None
     """A comment on the examples."""
+    created: int = 0
+    """Time of its weights, in seconds since 1970."""
     engine: Engine | None = None
     bytes: int = 0
     used: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def id(self) -> str:
+        """The name, as OpenAI's clients call it."""
+        return self.name
 
     @property
     def loaded(self) -> bool:
@@ -104,10 +111,10 @@ class Models:
         task is refused before it is loaded."""
         entry = self.entries.get(self.default if name is None else name) or self._state(name)
         if entry is None:
-            raise Problem("not-found", f"Unknown model. Available models: {', '.join(self.entries)}.")
+            raise Problem("not-found", f"Unknown model. Available models: {', '.join(self.entries)}.", param="model")
         task = TASKS.get(kind, entry.task)
         if entry.task != task:
-            raise Problem("invalid", f"`model` {entry.name} does not {task}. Its task is {entry.task}.")
+            raise Problem("invalid", f"`model` {entry.name} does not {task}. Its task is {entry.task}.", param="model")
         entry.used = time.monotonic()
         if entry.engine is None:
             async with entry.lock:
@@ -177,4 +184,5 @@ def _entry(name: str, folder: Path) -> Entry:
     parameters, architecture = model.count_parameters(), model.config.architecture
     found = LANGUAGES.fullmatch(name) if model.task == "translate" else None
     source, target = found.groups() if found and {*found.groups()} <= NAMES.keys() else (None, None)
-    return Entry(name, folder, model.task, architecture, parameters, source, target, *model.examples())
+    created = int(model.file("config.json").stat().st_mtime)
+    return Entry(name, folder, model.task, architecture, parameters, source, target, *model.examples(), created)

@@ -79,7 +79,7 @@ class Observe:
             about["error"] = "".join(traceback.format_exception(error))
             if not status:
                 detail = f"Request {number} failed because of a bug. Please report it with this id."
-                await Problem("internal", detail).response()(scope, receive, send_with_headers)
+                await Problem("internal", detail).response(scope["path"])(scope, receive, send_with_headers)
         finally:
             self.metrics.active.dec()
             route = getattr(scope.get("route"), "path", "none")

@@ -50,9 +50,12 @@ class ProblemDetails(BaseModel):
 class Problem(Exception):  # noqa: N818 - the word of RFC 9457
     """An error that is sent to the client."""
 
-    def __init__(self, kind: str, detail: str, *, retry: float | None = None, **headers: str) -> None:
-        """`retry`: seconds after which the client may retry."""
+    def __init__(
+        self, kind: str, detail: str, *, retry: float | None = None, param: str | None = None, **headers: str
+    ) -> None:
+        """`retry`: seconds after which the client may retry. `param`: the field at fault, for OpenAI's clients."""
         super().__init__(detail)
+        self.param = param
         self.kind, self.status, self.title, self.detail = kind, *KINDS[kind], detail
         self.headers: dict[str, str] = {name.replace("_", "-"): value for name, value in headers.items()}
         if retry is not None:
@@ -64,9 +67,22 @@ class Problem(Exception):  # noqa: N818 - the word of RFC 9457
         return {**about, "status": self.status, "detail": self.detail}
 
     def response(self, path: str = "") -> JSONResponse:
-        """Return the response to a request for a path. LibreTranslate's clients read the member `error`."""
-        body = {**self.body(), "error": self.detail} if path == "/translate" else self.body()
-        return JSONResponse(body, self.status, self.headers, media_type="application/problem+json")
+        """Return the response to a request for a path. Clients of LibreTranslate and of OpenAI read the member
+        `error`. OpenAI's status of an invalid request is 400."""
+        body, status = self.body(), self.status
+        if path == "/translate":
+            body["error"] = self.detail
+        elif path == "/v1/completions" or path.startswith("/v1/models"):
+            body["error"] = self.openai_error()
+            status = body["status"] = 400 if self.kind == "invalid" else self.status
+        return JSONResponse(body, status, self.headers, media_type="application/problem+json")
+
+    def openai_error(self) -> dict[str, Any]:
+        """Return the error in OpenAI's form."""
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        code = "model_not_found" if (self.kind, self.param) == ("not-found", "model") else self.kind
+        return {"message": self.detail, "type": kind, "param": self.param, "code": code}
 
 
 def _example() -> dict[str, Any]:
@@ -75,7 +91,7 @@ def _example() -> dict[str, Any]:
 
 def invalid(error: SightlineError) -> Problem:
     """Turn an error of the library into a problem."""
-    return Problem("invalid", str(error))
+    return Problem("invalid", str(error), param=error.option)
 
 
 COMMON = ("unauthorised", "too-many", "internal", "busy", "stopping")

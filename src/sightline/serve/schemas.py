@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from sightline.config import SearchConfig, TextConstraints
 from sightline.trace.lineage import Rule
@@ -417,8 +417,14 @@ class AlternativesAnswer(Answer):
 
 
 class ModelAbout(Answer):
-    """A model of this service."""
+    """A model of this service, in OpenAI's form with more fields."""
 
+    id: str
+    """The name."""
+    object: Literal["model"] = "model"
+    created: int
+    """Time of its files, in seconds since 1970."""
+    owned_by: Literal["sightline"] = "sightline"
     name: str
     task: Literal["translate", "write", "chat", "read"]
     """Only models that translate answer requests for translations; all can be traced."""
@@ -438,7 +444,160 @@ class ModelAbout(Answer):
 class ModelsAnswer(Answer):
     """The models of this service. The first is the default."""
 
-    models: list[ModelAbout]
+    object: Literal["list"] = "list"
+    data: list[ModelAbout]
+
+
+class StreamOptions(Body):
+    """Options of a streamed answer."""
+
+    include_usage: bool = False
+    """Send the usage in a last event, which has no choices."""
+
+
+class CompletionRequest(Body):
+    """Texts to continue, in the form of OpenAI's API. A missing field and null are the same."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0.8}]}
+    )
+    model: Annotated[str | None, Field(max_length=64)] = None
+    """Name of a model; default: the first of /v1/models that writes."""
+    prompt: (
+        Text
+        | Annotated[list[Text], Field(min_length=1)]
+        | Annotated[list[int], Field(min_length=1)]
+        | Annotated[list[list[int]], Field(min_length=1)]
+    ) = ""
+    """A text, several texts, the ids of a text, or those of several texts. An empty text begins a new one."""
+    max_tokens: Annotated[int, Field(ge=0, lt=10**9)] | None = None
+    """Maximum tokens of a continuation; default: 16. 0 returns none, for the log-probabilities of the prompt."""
+    n: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """Number of continuations of each prompt; default: 1."""
+    echo: bool | None = None
+    """Return the prompt before each continuation."""
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Return log-probabilities, of each token and of this many of the likeliest tokens in its place."""
+    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
+    """Texts before the first of which a continuation ends."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    """The same seed gives the same continuations of a prompt. Without one, each request has its own."""
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    """Sampling temperature; default: 1. 0 takes the likeliest token each time."""
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Sample from the most likely tokens whose probabilities add up to this; default: 1."""
+    top_k: Annotated[int, Field(ge=0, lt=10**9)] | None = None
+    """Sample from the k most likely tokens."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Sample from tokens with at least this probability relative to the most likely token."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Subtracted from the score of each token that the continuation contains already."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Subtracted from the score of a token for each time that the continuation contains it already."""
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    """Divides positive scores, and multiplies negative ones, of the tokens of the text so far."""
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
+    """Added to the scores of tokens, by their ids."""
+    stream: bool | None = None
+    """Send the continuations in parts, as server-sent events."""
+    stream_options: StreamOptions | None = None
+    """Only with `stream`."""
+    user: Text | None = None
+    """Ignored."""
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    """Only 1: all continuations are returned. Use `n`."""
+    suffix: None = None
+    """Not supported: models read from left to right only."""
+
+    @field_validator("best_of", mode="before")
+    @classmethod
+    def _one(cls, value: object) -> object:
+        if value not in (None, 1):
+            raise ValueError(f"must be 1, got {value}: all continuations are returned. Use `n`")
+        return value
+
+    @field_validator("suffix", mode="before")
+    @classmethod
+    def _none(cls, value: object) -> object:
+        if value not in (None, ""):
+            raise ValueError("is not supported: models read from left to right only. Leave it out")
+        return None
+
+
+class CompletionLogprobs(Answer):
+    """Log-probabilities of the model, before temperature and penalties."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    """The likeliest tokens at each position, and the token itself. Null with `logprobs` 0."""
+    text_offset: list[int]
+    """Where each token begins, in characters of `text`."""
+
+    def joined(self, other: "CompletionLogprobs") -> "CompletionLogprobs":
+        """Return these log-probabilities followed by others."""
+        tops = None if self.top_logprobs is None else self.top_logprobs + (other.top_logprobs or [])
+        return CompletionLogprobs(
+            tokens=self.tokens + other.tokens,
+            token_logprobs=self.token_logprobs + other.token_logprobs,
+            top_logprobs=tops,
+            text_offset=self.text_offset + other.text_offset,
+        )
+
+
+class CompletionChunkChoice(Answer):
+    """A part of a continuation."""
+
+    index: int
+    """Number of the choice: those of the first prompt come first."""
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None = None
+    """null before the last part of this choice."""
+
+
+class CompletionChoice(CompletionChunkChoice):
+    """A continuation."""
+
+    finish_reason: Literal["stop", "length"]
+    """stop: the model or a stop string ended it; length: it has `max_tokens`, or the model has no more positions."""
+
+
+class Usage(Answer):
+    """Numbers of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionAnswer(Answer):
+    """The continuations of all prompts."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunk(Answer):
+    """An event of streamed continuations."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+    usage: Usage | None = None
+    """With `include_usage`: null, but in the last event."""
+
+
+class CompletionEvent(Answer):
+    """A server-sent event: `data` is a chunk, {"error": …} or, at the end, [DONE]."""
+
+    data: str
 
 
 class LibreRequest(BaseModel):

@@ -16,7 +16,7 @@ from sightline.serve.models import Models
 from sightline.serve.observe import Metrics
 from sightline.serve.problems import Problem
 from sightline.serve.schemas import WhatIf
-from sightline.serve.worker import TURNS, Event, Job, JobResult, Worker
+from sightline.serve.worker import TURNS, Event, Job, JobResult, Worker, Written
 from sightline.trace.trace import Trace
 
 T = TypeVar("T")
@@ -112,18 +112,32 @@ class Service:
 
     async def run(self, request: Request, search: Search[E, T]) -> T:
         """Run a search and return its result."""
-        (result,) = [event async for event in self.stream(request, search, streamed=False)]
+        (result,) = [event async for event in self._events(request, search)]
         return cast("T", result)
 
-    async def stream(self, request: Request, search: Search[E, T], *, streamed: bool = True) -> AsyncIterator[str | T]:
-        """Run a search; yield the text in chunks, if it is streamed, then the result."""
+    def stream(self, request: Request, search: Search[E, T]) -> AsyncIterator[str | T]:
+        """Run a search for one text; yield the answer in chunks, then the result."""
+        return cast("AsyncIterator[str | T]", self._events(request, search, streamed=True))
+
+    def stream_tokens(self, request: Request, search: Search[E, T]) -> AsyncIterator[Written | T]:
+        """Run a search; yield the tokens of all answers, then the result."""
+        return cast("AsyncIterator[Written | T]", self._events(request, search, streamed=True, tokens=True))
+
+    async def _events(
+        self, request: Request, search: Search[E, T], *, streamed: bool = False, tokens: bool = False
+    ) -> AsyncIterator[str | Written | T]:
         loop = asyncio.get_running_loop()
         end = loop.time() + self.config.deadline
         events: asyncio.Queue[Event] = asyncio.Queue()
         put = events.put_nowait
         changes = search.what_if.changes() if search.what_if else None
         job = Job(
-            search.engine, search.make_plan, lambda event: loop.call_soon_threadsafe(put, event), streamed, changes
+            search.engine,
+            search.make_plan,
+            lambda event: loop.call_soon_threadsafe(put, event),
+            streamed,
+            changes,
+            tokens,
         )
         self.worker(search.engine).submit(job)
         try:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from sightline.config import ServeConfig
 from sightline.engine import Engine, Plan
 from sightline.errors import SightlineError
-from sightline.search.types import Hypothesis
+from sightline.search.types import Hypothesis, NewToken
 from sightline.serve.limits import check_plan
 from sightline.serve.problems import Problem
 
@@ -44,8 +44,16 @@ class JobResult(NamedTuple):
     """Seconds until the job started."""
 
 
-Event = str | JobResult | Exception
-"""Events of a job: text chunks when streaming, then the result or an error."""
+class Written(NamedTuple):
+    """A new token of a job."""
+
+    number: int
+    """The request of the plan whose answer it belongs to."""
+    token: NewToken
+
+
+Event = str | Written | JobResult | Exception
+"""Events of a job: text chunks or tokens when streaming, then the result or an error."""
 Call = tuple[Callable[[], Any], Future[Any]]
 """Work for the thread, and its result."""
 
@@ -62,6 +70,8 @@ class Job:
     """Emit chunks of text; for one text, with one beam."""
     what_if: dict[str, Any] | None = None
     """The changes of a `what_if`. The job shares its batches with no other."""
+    tokens: bool = False
+    """When streaming: emit tokens instead; for any number of texts."""
     cancelled: bool = False
     """The result is not needed any more."""
     arrived: float = field(default_factory=time.monotonic)
@@ -83,7 +93,7 @@ class Job:
         own = id(self) if self.alone or self.what_if else 0
         self.kind = self.engine, self.plan.options, self.plan.log_probs, self.streamed, own
         """Jobs of the same kind share batches."""
-        if self.streamed:
+        if self.streamed and not self.tokens:
             self._text = self.engine.incremental_text(self.plan)
             self._emit(self._text.flush())
 
@@ -92,14 +102,14 @@ class Job:
         """Size of the next request to search for."""
         return self.plan.requests[self.taken].size
 
-    def add_token(self, number: int, token: int) -> None:
+    def add_token(self, number: int, token: NewToken) -> None:
         """Stream a token of the answer to a request."""
-        self._emit(self._text.push(number, token))
+        self._emit(Written(number, token) if self.tokens else self._text.push(number, token.id))
 
     def set_answers(self, number: int, best: list[Hypothesis]) -> None:
         """Set the answers to a request; after the last, emit the result."""
         self.answers[number] = best
-        if self.streamed:
+        if self.streamed and not self.tokens:
             self._emit(self._text.finish(number))
         if None not in self.answers:
             self.finish()
@@ -110,9 +120,9 @@ class Job:
             found = [best for best in self.answers if best is not None]
             self.emit(JobResult(self.plan.assemble(found), self.started - self.arrived))
 
-    def _emit(self, text: str) -> None:
-        if text and not self.cancelled:
-            self.emit(text)
+    def _emit(self, event: str | Written) -> None:
+        if event and not self.cancelled:
+            self.emit(event)
 
 
 class Batch:

@@ -6,6 +6,7 @@ the end of its text while later ids can change it.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from sightline.special import END, PAD, START, UNKNOWN
@@ -91,6 +92,58 @@ class TextStream:
         self._empty = not changed and self._tokenizer.decode([*self._ordinary, self._ids[-1]]) == self._ordinary_text
         if was and self._empty:
             self._ids.pop()
+
+
+class StoppedText:
+    """The text of one answer, token by token, up to the first stop string.
+
+    Text that may be the beginning of a stop string is held back. The results of `push` and `finish` together do not
+    depend on when they are asked for, so a streamed answer equals a whole one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
+        """`before`: ids that the answer continues. `stop`: texts before the first of which it ends."""
+        self._stream, self._stop = TextStream(tokenizer), stop
+        for id in before[-MOST:]:  # noqa: A001
+            self._stream.push(id)
+        self.text = ""
+        """Up to the stop string, with the end that is held back."""
+        self.offsets: list[int] = []
+        """For each token: the characters of the text that were certain before it."""
+        self.stopped = False
+        self._returned = 0
+
+    def push(self, id: int) -> str:  # noqa: A002
+        """Return the text that this token makes certain."""
+        self.offsets.append(len(self.text))
+        return self._take(self._stream.push(id), more=True)
+
+    def finish(self) -> str:
+        """Return the rest of the text."""
+        return self._take(self._stream.finish(), more=False)
+
+    def covered(self, characters: int) -> int:
+        """Return how many tokens this many characters of the text are made of."""
+        return bisect_left(self.offsets, characters)
+
+    def _take(self, new: str, *, more: bool) -> str:
+        if self.stopped:
+            return ""
+        begin = max(0, len(self.text) - max(map(len, self._stop), default=0) + 1)
+        self.text += new
+        found = [at for stop in self._stop if (at := self.text.find(stop, begin)) >= 0]
+        certain = len(self.text)
+        if found:
+            self.text, self.stopped, certain = self.text[: min(found)], True, min(found)
+        elif more:
+            certain -= self._held()
+        text = self.text[self._returned : certain]
+        self._returned = max(self._returned, certain)
+        return text
+
+    def _held(self) -> int:
+        """Return the length of the longest end of the text with which a stop string begins."""
+        return max((n for stop in self._stop for n in range(1, len(stop)) if self.text.endswith(stop[:n])), default=0)
 
 
 class IncrementalText:

@@ -231,6 +231,19 @@ class Tokenizer:
         """Return the vocabulary entry of each id; ▁ (Ġ in byte-level BPE) is a space."""
         return [self._vocabulary.piece(self.own_ids[i]) if self.own_ids[i] >= 0 else NAMES[i] for i in map(int, ids)]
 
+    def token_text(self, id: int) -> str:  # noqa: A002
+        """Return an id as text, with the space before it; its entry if that is not text on its own."""
+        text = self.text_after_word(id)
+        return text if text and "\ufffd" not in text else self.pieces([id])[0]
+
+    def text_after_word(self, id: int) -> str:  # noqa: A002
+        """Return the text that an id adds after a word, with the space between them, if it begins another one."""
+        return self.decode([*self._word, id]).removeprefix(self.decode(self._word))
+
+    @cached_property
+    def _word(self) -> list[int]:
+        return self.encode(["a"])[0]
+
     def all_pieces(self) -> list[str]:
         """Return all entries of the vocabulary, by id."""
         return self.pieces(range(self.size))

@@ -22,7 +22,7 @@ const model = (name: string, architecture: string) => ({
 /** A service with one answer per path. */
 function service(models: object[], answers: Record<string, object> = {}) {
   return async (path: string) => {
-    const found = path === "/v1/models" ? { models } : answers[path];
+    const found = path === "/v1/models" ? { data: models } : answers[path];
     return found ? Response.json(found) : Response.json({ detail: "not found." }, { status: 404 });
   };
 }

@@ -32,7 +32,7 @@ export class Api {
   constructor(readonly connection: Connection) {}
 
   async models(): Promise<Model[]> {
-    return (await this.get("/v1/models")).models;
+    return (await this.get("/v1/models")).data;
   }
 
   /** Translate with a model, or with a changed one. */

@@ -16,7 +16,15 @@ Name = Annotated[str, Path(description="Name of a model.")]
 @router.get("")
 async def models(service: Serving) -> schemas.ModelsAnswer:
     """List the models of this service."""
-    return schemas.ModelsAnswer.model_validate({"models": [*service.models.entries.values()]})
+    return schemas.ModelsAnswer.model_validate({"data": [*service.models.entries.values()]})
+
+
+@router.get("/{model}")
+async def model_about(model: Name, service: Serving) -> schemas.ModelAbout:
+    """Describe a model."""
+    if model not in service.models.entries:
+        raise Problem("not-found", "Unknown model. See /v1/models.", param="model")
+    return schemas.ModelAbout.model_validate(service.models.entries[model])
 
 
 @router.get("/{model}/weights/{parameter}", response_class=Bytes)

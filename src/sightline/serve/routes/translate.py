@@ -11,6 +11,7 @@ from sightline.errors import SightlineError
 from sightline.serve import limits, schemas
 from sightline.serve.problems import MODEL, Problem, invalid, responses
 from sightline.serve.routes.shared import Serving, changed, finite, search_for, source_ids, translation
+from sightline.serve.service import ClientDisconnected
 
 router = APIRouter(tags=["translation"], responses=responses(*MODEL))
 
@@ -40,6 +41,8 @@ async def stream(body: schemas.StreamRequest, request: Request, service: Serving
             yield _event(first)
             async for event in events:
                 yield _event(event)
+        except ClientDisconnected:
+            return
         except (Problem, SightlineError) as error:
             problem = invalid(error) if isinstance(error, SightlineError) else error
             yield f"event: error\ndata: {json.dumps(problem.body())}\n\n"

@@ -86,7 +86,7 @@ test("a service that is away leaves the answer, and the request is repeated when
   store.look("m", "x y", several, "");
   await settle();
   expect([store.own?.translation.text, store.busy, store.problem, app.connection.online]).toEqual(["a", false, "", false]);
-  answers.push(() => Response.json({}), () => Response.json({ models: [] }), whole("b"));
+  answers.push(() => Response.json({}), () => Response.json({ data: [] }), whole("b"));
   await vi.advanceTimersByTimeAsync(2000);
   expect([store.own?.translation.text, app.connection.online]).toEqual(["b", true]);
 });
