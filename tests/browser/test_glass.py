@@ -143,6 +143,17 @@ def test_a_stored_trace_is_shown_until_the_model_answers(visit, trace):
     assert words == [word.lstrip("▁") for word in trace.tokens["source"]]
 
 
+def test_an_open_box_says_that_the_stored_trace_does_not_contain_its_numbers(visit):
+    tab, held = visit(), []
+    tab.page.route("**/v1/trace", lambda route: held.append(route))  # noqa: PLW0108 - playwright marks its handlers
+    page = tab.go(address(target="", open="encoder.layers.1.self_attention_residual.sum"))
+    drawn(page, stored="true")
+    page.get_by_text("does not contain these numbers").wait_for()
+    held[0].continue_()
+    drawn(page)
+    page.locator(".body .step").first.wait_for()
+
+
 def test_the_stored_trace_is_what_the_shipped_model_computes():
     packed, pair = read_trace(WEB / "src" / "trace" / "stored.bin"), riddle()[0]
     trace = sightline.load("coref", device="cpu", backend="torch").trace(pair.source, pair.target)
