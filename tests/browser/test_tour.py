@@ -141,8 +141,8 @@ def inside_the_box(_engine, trace, config, _text):
     heads = sum(trace[name].values.shape[0] for name in names)
     parameters = sum(one.numel() for one in build(config).parameters())
     return {
-        "encoder": config.encoder.layers,
-        "decoder": config.decoder.layers,
+        "reading": config.encoder.layers,
+        "writing": config.decoder.layers,
         "per-attention": config.encoder.heads,
         "heads": heads,
         "parameters": parameters,
@@ -323,7 +323,7 @@ def next_word(engine, trace, _config, _text):
 
 def the_loop(_engine, trace, _config, _text):
     n = len(trace.ids["target"])
-    return {"encoder": 1, "decoder": n, "cached": n, "uncached": n * (n + 1) // 2}, n
+    return {"reading": 1, "writing": n, "cached": n, "uncached": n * (n + 1) // 2}, n
 
 
 def beams(engine, _trace, _config, text):
@@ -786,4 +786,4 @@ def test_a_service_that_does_not_allow_training_shows_stored_states(visit):
         reveal(page)
         page.get_by_text("does not allow training").wait_for()
         assert page.get_by_role("button", name="Train a model now").count() == 0
-        problem(server.post("/v1/training/start", {}), 403, "forbidden", "--training")
+        problem(server.post("/v1/training/start", {}), 403, "forbidden", "training")

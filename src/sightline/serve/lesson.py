@@ -37,7 +37,7 @@ class Lesson:
     def start(self) -> None:
         """Start a run and forget the last one. If a run is in progress, leave it."""
         if not self.allowed:
-            raise Problem("forbidden", "Training is off. Start the service with `--training`.")
+            raise Problem("forbidden", "Training is off: the option `training` of this service is false.")
         if self.phase == "running":
             return
         self.close()

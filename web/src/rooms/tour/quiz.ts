@@ -3,8 +3,8 @@
 import { word } from "../../shared/numbers";
 import { at } from "../../trace/trace";
 import { largest } from "./maths";
-import { labelled, type Live } from "./stop";
-import { leastSure } from "./stops/decoder";
+import { inReader, labelled, type Live } from "./stop";
+import { leastSure } from "./stops/writing";
 import { headsOf } from "./stops/words";
 
 export interface Question {
@@ -31,10 +31,11 @@ const words = (text: string, stop: string, right: string, wrong: string[]) =>
 
 export async function questions(live: Live): Promise<Question[]> {
   const { trace, focus } = live;
-  const { d_model, encoder } = trace.config;
+  const { d_model } = trace.config;
   const [source, target] = [trace.words("source"), trace.words("target")];
-  const path = "encoder.layers.0.self_attention";
+  const path = inReader(trace, "layers.0.self_attention");
   const [weights] = await live.tensors(`${path}.probabilities`);
+  const [count] = weights.shape;
   const d_k = trace.shape(`${path}.q`)[2];
   const total = headsOf(trace);
   const looks = source.map((_, key) => at(weights, 0, focus, key));
@@ -46,8 +47,8 @@ export async function questions(live: Live): Promise<Question[]> {
   const spread = Math.max(Math.floor(said.length / 3), 1);
   return [
     numbers("Into how many tokens is your sentence cut, with the end?", "tokens", source.length, [source.length - 1, source.length + 3, target.length * 2]),
-    numbers("How many heads does the whole model have?", "inside-the-box", total, [encoder.heads, total * 2, encoder.heads * encoder.layers]),
-    numbers("How many numbers has a query of one head?", "query-key-and-value", d_k, [d_model, encoder.heads, d_k * 2]),
+    numbers("How many heads does the whole model have?", "inside-the-box", total, [count, total * 2, count * trace.stacks[0].layers]),
+    numbers("How many numbers has a query of one head?", "query-key-and-value", d_k, [d_model, count, d_k * 2]),
     numbers("How many scores does one head of the encoder compute here?", "matrices", source.length ** 2, [source.length, source.length * target.length + 1, source.length * 2]),
     words(`At which token does head 1 of the first encoder layer look most from “${live.marked}”?`, "from-scores-to-weights", name(most), others.map(name)),
     words("Of which word of its translation was the model least sure?", "result", least.label, [0, spread, 2 * spread].map((i) => said[i]).filter(Boolean)),

@@ -132,6 +132,12 @@ export class Live {
 /** The manifest of a trace of a service, with its id and the target that was traced. */
 export const answerOf = (trace: Trace) => trace.manifest as TraceAnswer;
 
+/** The path of a part of the stack that reads the text. */
+export const inReader = (trace: Trace, part: string) => `${trace.stacks[0].name}.${part}`;
+
+/** The path of a part of the stack that writes. */
+export const inWriter = (trace: Trace, part: string) => `${trace.top.name}.${part}`;
+
 /** The side of the reader's text: a language model has only a target. */
 export const mainSide = (trace: Trace): Side => trace.stacks[0].side;
 

@@ -6,9 +6,9 @@ import { effective } from "../../../app/search";
 import { attentions } from "../../../trace/attention";
 import { at, row, type Trace } from "../../../trace/trace";
 import { dot, entropy, largest, length, softmax, total } from "../maths";
-import { answerOf, beginnings, explains, labelled, select, type Live, type Stop } from "../stop";
+import { answerOf, beginnings, explains, inReader, labelled, select, type Live, type Stop } from "../stop";
 
-const encoders = (trace: Trace) => attentions(trace).filter(({ stack }) => stack.name === "encoder");
+const encoders = (trace: Trace) => attentions(trace).filter(({ stack }) => stack === trace.stacks[0]);
 
 /** The other words of the sentence. */
 function others(live: Live): { at: number; label: string }[] {
@@ -30,7 +30,7 @@ export const which: Stop = {
   id: "which-word",
   task: "translate",
   room: "glass",
-  show: (trace) => ({ open: `encoder.layers.${trace.config.encoder.layers - 1}.self_attention`, ...select(trace) }),
+  show: (trace) => ({ open: inReader(trace, `layers.${trace.stacks[0].layers - 1}.self_attention`), ...select(trace) }),
   mark: (live) => `The marked word is “${live.marked}”.`,
   prediction: { kind: "choose", options: (live) => others(live).map(({ label }) => label) },
   async reveal(live) {
@@ -73,15 +73,16 @@ export const which: Stop = {
   done: ({ view, trace, entry }) => view.text !== entry.text && answerOf(trace).target !== entry.target,
 };
 
-const FIRST = "encoder.layers.0.self_attention";
+/** The first self-attention. */
+const first = (trace: Trace) => inReader(trace, "layers.0.self_attention");
 
 /** The head that the open attention shows first. */
-const headOf = ({ view, trace }: Live, path = FIRST) => {
+const headOf = ({ view, trace }: Live, path = first(trace)) => {
   const head = Number(view.heads.split("-")[0] || 0);
   return head < trace.shape(`${path}.probabilities`)[0] ? head : 0;
 };
 
-const openFirst = (trace: Trace) => ({ open: FIRST, ...select(trace) });
+const openFirst = (trace: Trace) => ({ open: first(trace), ...select(trace) });
 const markHead = (live: Live) =>
   `The marked word is “${live.marked}”, the marked head is head ${headOf(live) + 1} of the first encoder layer.`;
 const focusAndHead = (live: Live) => `${live.focus} ${headOf(live)}`;
@@ -96,13 +97,13 @@ export const queries: Stop = {
   async reveal(live) {
     const { trace, focus } = live;
     const head = headOf(live);
-    const [q, k, v] = await live.tensors(`${FIRST}.q`, `${FIRST}.k`, `${FIRST}.v`);
+    const [q, k, v] = await live.tensors(`${first(trace)}.q`, `${first(trace)}.k`, `${first(trace)}.v`);
     const [heads, , d_k] = q.shape;
     const number = (name: string, tensor: typeof q) => ({
       key: name,
       label: `First number of ${name} of “${live.marked}”`,
       value: at(tensor, head, focus, 0),
-      node: { name: `${FIRST}.${name}`, at: [head, focus, 0] },
+      node: { name: `${first(trace)}.${name}`, at: [head, focus, 0] },
     });
     return {
       facts: [
@@ -130,12 +131,12 @@ export const scores: Stop = {
   mark: markHead,
   prediction: { kind: "drag", most: 100 },
   async reveal(live) {
-    const { focus } = live;
+    const { focus, trace } = live;
     const head = headOf(live);
     const names = ["scores", "scaled", "probabilities", "z"];
-    const [raw, scaled, weights, z] = await live.tensors(...names.map((name) => `${FIRST}.${name}`));
+    const [raw, scaled, weights, z] = await live.tensors(...names.map((name) => `${first(trace)}.${name}`));
     const key = largest(row(raw, head, focus));
-    const node = (name: string) => ({ name: `${FIRST}.${name}`, at: [head, focus, key] });
+    const node = (name: string) => ({ name: `${first(trace)}.${name}`, at: [head, focus, key] });
     const share = at(weights, head, focus, key);
     const [heads, length_] = weights.shape;
     const mean = (of: (h: number, q: number) => number) => {
@@ -152,7 +153,7 @@ export const scores: Stop = {
         { key: "scaled", label: "Divided by √d_k", value: at(scaled, head, focus, key), node: node("scaled") },
         { key: "share", label: "After the softmax", value: share, share: true, node: node("probabilities") },
         { key: "sum", label: `Sum of all weights of “${live.marked}”`, value: total(row(weights, head, focus)) },
-        { key: "z", label: `First number of z of “${live.marked}”`, value: mine[0], node: { name: `${FIRST}.z`, at: [head, focus, 0] } },
+        { key: "z", label: `First number of z of “${live.marked}”`, value: mine[0], node: { name: `${first(trace)}.z`, at: [head, focus, 0] } },
         { key: "other-z", label: `First number of z of “${live.word(key === focus ? Math.max(focus - 1, 0) : key)}”`, value: other[0] },
         { key: "entropy", label: "Mean entropy of all weights of this layer", value: spread },
         { key: "unscaled", label: "The same without the division", value: unscaled },
@@ -173,8 +174,8 @@ export const matrices: Stop = {
   prediction: { kind: "type" },
   async reveal(live) {
     const { trace } = live;
-    const [heads, rows, columns] = trace.shape(`${FIRST}.probabilities`);
-    const [, , d_k] = trace.shape(`${FIRST}.q`);
+    const [heads, rows, columns] = trace.shape(`${first(trace)}.probabilities`);
+    const [, , d_k] = trace.shape(`${first(trace)}.q`);
     const all = total(attentions(trace).map(({ path }) => trace.shape(`${path}.probabilities`).reduce((a, b) => a * b)));
     return {
       facts: [
@@ -191,24 +192,24 @@ export const matrices: Stop = {
   done: ({ view }) => view.key >= 0,
 };
 
-const RESIDUAL = `${FIRST}_residual`;
+const residual = (trace: Trace) => `${first(trace)}_residual`;
 
 export const addAndNorm: Stop = {
   id: "add-and-norm",
   task: "translate",
   room: "glass",
-  show: (trace) => ({ open: RESIDUAL, ...select(trace) }),
+  show: (trace) => ({ open: residual(trace), ...select(trace) }),
   mark: (live) => `The marked word is “${live.marked}”, in the first encoder layer.`,
   prediction: { kind: "drag", most: 300 },
   async reveal(live) {
     const { focus, trace } = live;
     const names = ["input", "sublayer", "norm.input", "norm.mean", "norm.variance"];
-    const [input, added, read, means, variances] = await live.tensors(...names.map((name) => `${RESIDUAL}.${name}`));
+    const [input, added, read, means, variances] = await live.tensors(...names.map((name) => `${residual(trace)}.${name}`));
     const other = focus > 0 ? focus - 1 : Math.min(1, input.shape[0] - 1);
     const ratio = length(row(added, focus)) / length(row(input, focus));
     const normed = Array.from(row(read, focus), (x) => (x - means.data[focus]) / Math.sqrt(variances.data[focus] + trace.config.norm_epsilon));
     const mean = total(normed) / normed.length;
-    const of = (name: string, i: number) => ({ name: `${RESIDUAL}.norm.${name}`, at: [i] });
+    const of = (name: string, i: number) => ({ name: `${residual(trace)}.norm.${name}`, at: [i] });
     return {
       facts: [
         { key: "old", label: `Length of the vector of “${live.marked}”`, value: length(row(input, focus)) },
@@ -228,18 +229,18 @@ export const addAndNorm: Stop = {
   done: explains(/norm\.(mean|variance)$/),
 };
 
-const FEED = "encoder.layers.0.feed_forward";
+const feed = (trace: Trace) => inReader(trace, "layers.0.feed_forward");
 
 export const feedForward: Stop = {
   id: "feed-forward",
   task: "translate",
   room: "glass",
-  show: (trace) => ({ open: FEED, ...select(trace) }),
+  show: (trace) => ({ open: feed(trace), ...select(trace) }),
   mark: (live) => `The marked word is “${live.marked}”, in the first encoder layer.`,
   prediction: { kind: "drag", most: 100 },
   async reveal(live) {
     const { focus, trace } = live;
-    const [units] = await live.tensors(`${FEED}.units`);
+    const [units] = await live.tensors(`${feed(trace)}.units`);
     const mine = Array.from(row(units, focus));
     const other = focus > 0 ? focus - 1 : Math.min(1, units.shape[0] - 1);
     const theirs = row(units, other);
@@ -253,7 +254,7 @@ export const feedForward: Stop = {
         { key: "active", label: `Active for “${live.marked}”`, value: active },
         { key: "share", label: "Their share", value: active / mine.length, share: true },
         { key: "both", label: `Of these, also active for “${live.word(other)}”`, value: both },
-        { key: "strongest", label: `Strongest unit for “${live.marked}”: unit ${best}`, value: mine[best], node: { name: `${FEED}.units`, at: [focus, best] } },
+        { key: "strongest", label: `Strongest unit for “${live.marked}”: unit ${best}`, value: mine[best], node: { name: `${feed(trace)}.units`, at: [focus, best] } },
         { key: "matrices", label: "Numbers in the two matrices of this network", value: 2 * d_model * mine.length * (trace.config.activation === "swiglu" ? 1.5 : 1) },
         { key: "attention", label: "Numbers in the four matrices of this layer's attention", value: 4 * d_model * d_model },
       ],

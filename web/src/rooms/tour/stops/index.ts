@@ -3,12 +3,12 @@
 import { TEXTS, type StopText } from "../text";
 import type { Stop } from "../stop";
 import * as attention from "./attention";
-import * as decoder from "./decoder";
+import * as writing from "./writing";
 import * as others from "./others";
 import { training } from "./training";
 import * as words from "./words";
 
-const LIVE = [...Object.values(words), ...Object.values(attention), ...Object.values(decoder), ...Object.values(others), training].filter((one): one is Stop => typeof one === "object");
+const LIVE = [...Object.values(words), ...Object.values(attention), ...Object.values(writing), ...Object.values(others), training].filter((one): one is Stop => typeof one === "object");
 
 export interface FullStop extends Stop {
   text: StopText;

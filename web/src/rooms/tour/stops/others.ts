@@ -3,12 +3,12 @@
 import { at, type Trace } from "../../../trace/trace";
 import { largest } from "../maths";
 import { questions } from "../quiz";
-import { select, type Stop } from "../stop";
-import { reordered, reversed, shuffled, withoutPositions } from "./decoder";
+import { inReader, inWriter, select, type Stop } from "../stop";
+import { reordered, reversed, shuffled, withoutPositions } from "./writing";
 
 /** The largest weight of a later token in the first self-attention. */
-async function future(trace: Trace, stack: string): Promise<number> {
-  const weights = await trace.tensor(`${stack}.layers.0.self_attention.probabilities`);
+async function future(trace: Trace): Promise<number> {
+  const weights = await trace.tensor(inReader(trace, "layers.0.self_attention.probabilities"));
   const [heads, length] = weights.shape;
   let found = 0;
   for (let h = 0; h < heads; h++) for (let q = 0; q < length; q++) for (let k = q + 1; k < length; k++) found = Math.max(found, at(weights, h, q, k));
@@ -26,17 +26,17 @@ export const continuing: Stop = {
   id: "continuing-a-text",
   task: "write",
   room: "glass",
-  show: () => ({ open: "decoder.layers.0.self_attention" }),
+  show: (trace) => ({ open: inWriter(trace, "layers.0.self_attention") }),
   prediction: { kind: "drag", most: 100 },
   async reveal({ trace }) {
     const length = trace.words("target").length;
     const { piece, probability } = await likeliest(trace, length - 1);
     return {
       facts: [
-        { key: "layers", label: "Layers of the one stack", value: trace.config.decoder.layers },
+        { key: "layers", label: "Layers of the one stack", value: trace.top.layers },
         { key: "next", label: "Likeliest continuation", value: piece },
         { key: "probability", label: "Its probability", value: probability, share: true },
-        { key: "future", label: "Largest weight of a later token", value: await future(trace, "decoder") },
+        { key: "future", label: "Largest weight of a later token", value: await future(trace) },
       ],
       answer: probability * 100,
       holds: true,
@@ -49,7 +49,7 @@ export const reading: Stop = {
   id: "reading-a-text",
   task: "read",
   room: "glass",
-  show: (trace) => ({ open: "encoder.layers.0.self_attention", ...select(trace) }),
+  show: (trace) => ({ open: inReader(trace, "layers.0.self_attention"), ...select(trace) }),
   mark: (live) => `The class token is “${live.word(0)}”. The marked word is “${live.marked}”.`,
   prediction: { kind: "choose" },
   async reveal(live) {
@@ -64,7 +64,7 @@ export const reading: Stop = {
               { key: "with", label: "The same with positions", value: found.with[0] },
             ]
           : []),
-        { key: "future", label: "Largest weight of a later token", value: await future(base, "encoder") },
+        { key: "future", label: "Largest weight of a later token", value: await future(base) },
         ...(guess ? [{ key: "guess", label: `Guess for the place of “${live.marked}”: “${guess.piece}”`, value: guess.probability, share: true }] : []),
       ],
       answer: 0,

@@ -3,8 +3,8 @@
 import { attentions } from "../../../trace/attention";
 import { row, type Trace } from "../../../trace/trace";
 import { cosine, length, total } from "../maths";
-import { leastSure } from "./decoder";
-import { answerOf, explains, hasLetters, labelled, logProbs, select, type Live, type Stop } from "../stop";
+import { leastSure } from "./writing";
+import { answerOf, explains, hasLetters, inReader, labelled, logProbs, select, type Live, type Stop } from "../stop";
 
 /** The tokens of the translation with letters, by their position among its choices. */
 const choices = (trace: Trace) => labelled(trace.words("target").slice(1));
@@ -40,13 +40,13 @@ export const inside: Stop = {
   room: "glass",
   prediction: { kind: "type" },
   async reveal({ app, trace }) {
-    const { encoder, decoder } = trace.config;
+    const [reader, writer] = trace.stacks;
     const heads = headsOf(trace);
     return {
       facts: [
-        { key: "encoder", label: "Layers of the encoder, with one attention each", value: encoder.layers },
-        { key: "decoder", label: "Layers of the decoder, with two attentions each", value: decoder.layers },
-        { key: "per-attention", label: "Heads of an attention", value: encoder.heads },
+        { key: "reading", label: "Layers of the encoder, with one attention each", value: reader.layers },
+        { key: "writing", label: "Layers of the decoder, with two attentions each", value: writer.layers },
+        { key: "per-attention", label: "Heads of an attention", value: trace.shape(`${attentions(trace)[0].path}.probabilities`)[0] },
         { key: "heads", label: "Heads of the whole model", value: heads },
         { key: "parameters", label: "Learned numbers (parameters)", value: app.model!.parameters },
       ],
@@ -61,7 +61,7 @@ export const tokens: Stop = {
   id: "tokens",
   task: "translate",
   room: "glass",
-  show: () => ({ open: "encoder.embedding" }),
+  show: (trace) => ({ open: inReader(trace, "embedding") }),
   prediction: { kind: "type" },
   async reveal({ view, trace }) {
     const { source_vocab_size, vocab_size } = trace.config;
@@ -86,12 +86,12 @@ export const embeddings: Stop = {
   id: "embeddings",
   task: "translate",
   room: "glass",
-  show: (trace) => ({ open: "encoder.embedding", ...select(trace) }),
+  show: (trace) => ({ open: inReader(trace, "embedding"), ...select(trace) }),
   mark: (live) => `The marked word is “${live.marked}”.`,
   prediction: { kind: "type" },
   async reveal(live) {
     const { trace, focus } = live;
-    const path = "encoder.embedding";
+    const path = inReader(trace, "embedding");
     const scaled = trace.has(`${path}.scaled`) && trace.config.scale_embedding;
     const placed = trace.has(`${path}.positions`);
     const [rows, enlarged, positions] = await live.tensors(
@@ -114,7 +114,7 @@ export const embeddings: Stop = {
     };
   },
   depends: (live) => String(live.focus),
-  done: explains(/^encoder\.embedding\./),
+  done: explains(/\.embedding\./),
 };
 
 /** The two different tokens with the most similar rows. */

@@ -5,7 +5,7 @@ import { effective } from "../../../app/search";
 import { derive } from "../../../trace/lineage";
 import { at, row, type Trace } from "../../../trace/trace";
 import { cosine, dot, largest, softmax, total } from "../maths";
-import { answerOf, explains, isSpecial, labelled, logProbs, type Fact, type Live, type Stop } from "../stop";
+import { answerOf, explains, inReader, inWriter, isSpecial, labelled, logProbs, type Fact, type Live, type Stop } from "../stop";
 
 const NONE = { at: 0, label: "" };
 
@@ -16,17 +16,19 @@ export function leastSure(trace: Trace): { at: number; label: string } {
   return found[largest(found.map((one) => -(logs[one.at] ?? 0)))] ?? NONE;
 }
 
+const lastCross = (trace: Trace) => inWriter(trace, `layers.${trace.top.layers - 1}.cross_attention`);
+
 /** The attention whose heads are removed: the open one, or the last cross-attention. */
 function removed({ view, trace }: Live): string {
   if (trace.has(`${view.open}.probabilities`)) return view.open;
-  return `decoder.layers.${trace.config.decoder.layers - 1}.cross_attention`;
+  return lastCross(trace);
 }
 
 export const heads: Stop = {
   id: "heads",
   task: "translate",
   room: "glass",
-  show: (trace) => ({ open: `decoder.layers.${trace.config.decoder.layers - 1}.cross_attention` }),
+  show: (trace) => ({ open: lastCross(trace) }),
   mark: (live) => `The marked attention is the ${removed(live).includes("cross") ? "cross-attention" : "self-attention"} of ${removed(live).split(".")[0]} layer ${Number(removed(live).split(".")[2]) + 1}.`,
   prediction: {
     kind: "choose",
@@ -68,7 +70,7 @@ export const layers: Stop = {
   mark: (live) => `The decoder has read “${live.target(position(live))}” and writes the next word.`,
   prediction: {
     kind: "choose",
-    options: ({ trace }) => Array.from({ length: trace.config.decoder.layers + 1 }, (_, layer) => layerName(layer)),
+    options: ({ trace }) => Array.from({ length: trace.top.layers + 1 }, (_, layer) => layerName(layer)),
   },
   async reveal(live) {
     const { app, trace } = live;
@@ -81,8 +83,8 @@ export const layers: Stop = {
     const tops = lens.layers.map(([top]) => top);
     const right = tops[tops.length - 1].id;
     const first = tops.findIndex((_, i) => tops.slice(i).every((top) => top.id === right));
-    const names = tops.slice(1).map((_, i) => `decoder.layers.${i}.feed_forward_residual.output`);
-    const [start, ...outputs] = (await live.tensors("decoder.embedding.output", ...names)).map((one) => row(one, p));
+    const names = tops.slice(1).map((_, i) => inWriter(trace, `layers.${i}.feed_forward_residual.output`));
+    const [start, ...outputs] = (await live.tensors(inWriter(trace, "embedding.output"), ...names)).map((one) => row(one, p));
     const facts = tops.flatMap((top, i): Fact[] => [
       { key: `lens-${i}`, label: `${layerName(i)}: “${top.token.replace(/^[▁Ġ]/, "")}”`, value: top.probability, share: true },
       ...(i ? [{ key: `cosine-${i}`, label: "Cosine with its embedding", value: cosine(start, outputs[i - 1]) }] : []),
@@ -93,19 +95,19 @@ export const layers: Stop = {
   done: ({ view, entry }) => /^t\d/.test(view.word) && view.word !== entry.word,
 };
 
-const MASKED = "decoder.layers.0.self_attention";
+const masked = (trace: Trace) => inWriter(trace, "layers.0.self_attention");
 
 export const mask: Stop = {
   id: "start-and-mask",
   task: "translate",
   room: "glass",
-  show: () => ({ open: MASKED }),
+  show: (trace) => ({ open: masked(trace) }),
   prediction: { kind: "choose" },
   async reveal(live) {
     const { trace } = live;
     const [base, changed] = await Promise.all([live.traced(null), live.traced({ without: ["look-ahead-mask"] })]);
     const nats = (of: Trace) => -total(logProbs(of)) / logProbs(of).length;
-    const [weights] = await base.tensors([`${MASKED}.probabilities`]);
+    const [weights] = await base.tensors([`${masked(trace)}.probabilities`]);
     const length = trace.words("target").length;
     let future = 0;
     for (let h = 0; h < weights.shape[0]; h++)
@@ -126,21 +128,20 @@ export const mask: Stop = {
   done: ({ view }) => /(^|,)look-ahead-mask/.test(view.changes),
 };
 
-const CROSS = "decoder.layers.0.cross_attention";
-
 export const cross: Stop = {
   id: "cross-attention",
   task: "translate",
   room: "glass",
-  show: () => ({ open: CROSS }),
+  show: (trace) => ({ open: inWriter(trace, "layers.0.cross_attention") }),
   prediction: { kind: "choose" },
   async reveal(live) {
     const { trace } = live;
+    const path = inWriter(trace, "layers.0.cross_attention");
     const [source, target] = (["source", "target"] as const).map((side) => trace.words(side).length);
-    const rows = (part: string) => trace.shape(`${CROSS}.${part}`)[1];
-    const again = "decoder.layers.1.cross_attention.k";
-    const [k, other] = await live.tensors(`${CROSS}.k`, trace.has(again) ? again : `${CROSS}.k`);
-    const made = await derive(trace, { name: `${CROSS}.k`, at: [0, 0, 0] });
+    const rows = (part: string) => trace.shape(`${path}.${part}`)[1];
+    const again = inWriter(trace, "layers.1.cross_attention.k");
+    const [k, other] = await live.tensors(`${path}.k`, trace.has(again) ? again : `${path}.k`);
+    const made = await derive(trace, { name: `${path}.k`, at: [0, 0, 0] });
     const products = made.kind === "dot" ? total([...made.rows.map((one) => one[2].value), ...made.also.map((one) => one.value)]) : NaN;
     const word = live.word(0);
     return {
@@ -150,7 +151,7 @@ export const cross: Stop = {
         { key: "q", label: "Rows of Q", value: rows("q") },
         { key: "k", label: "Rows of K", value: rows("k") },
         { key: "v", label: "Rows of V", value: rows("v") },
-        { key: "first", label: `First number of k of “${word}” in decoder layer 1`, value: at(k, 0, 0, 0), node: { name: `${CROSS}.k`, at: [0, 0, 0] } },
+        { key: "first", label: `First number of k of “${word}” in decoder layer 1`, value: at(k, 0, 0, 0), node: { name: `${path}.k`, at: [0, 0, 0] } },
         ...(Number.isNaN(products) ? [] : [{ key: "product", label: `The encoder's output for “${word}” times W^K of this layer`, value: products }]),
         ...(trace.has(again) ? [{ key: "second", label: "The same number of k in decoder layer 2", value: at(other, 0, 0, 0), node: { name: again, at: [0, 0, 0] } }] : []),
       ],
@@ -202,8 +203,8 @@ export const loop: Stop = {
     const steps = trace.words("target").length;
     return {
       facts: [
-        { key: "encoder", label: "Passes of the encoder", value: 1 },
-        { key: "decoder", label: "Passes of the decoder", value: steps },
+        { key: "reading", label: "Passes of the encoder", value: 1 },
+        { key: "writing", label: "Passes of the decoder", value: steps },
         { key: "cached", label: "Positions that they compute with the cache", value: steps },
         { key: "uncached", label: "Positions without the cache", value: (steps * (steps + 1)) / 2 },
       ],
@@ -213,7 +214,7 @@ export const loop: Stop = {
   },
   /** In the middle of the decoder's steps: some keys and values are reused. */
   done: ({ view, trace }) => {
-    const read = view.step - trace.config.encoder.layers - 1;
+    const read = view.step - trace.stacks[0].layers - 1;
     return read > 1 && read < trace.words("target").length;
   },
 };
@@ -265,7 +266,7 @@ export async function reordered(live: Live): Promise<{ with: number[]; without: 
   const text = reversed(live.view.text);
   const without = { without: ["positions"] };
   const traces = await Promise.all([live.traced(null), live.traced(null, text), live.traced(without), live.traced(without, text)]);
-  const outputs = await Promise.all(traces.map((trace) => trace.tensor("encoder.output")));
+  const outputs = await Promise.all(traces.map((trace) => trace.tensor(inReader(trace, "output"))));
   const [ids, others] = traces.map((trace) => trace.manifest.ids.source!);
   const order = reversedPositions(traces[0].words("source"));
   if (text === live.view.text.trim() || ids.length !== others.length || order.some((from, to) => ids[from] !== others[to])) return null;
@@ -290,11 +291,11 @@ export const positions: Stop = {
   id: "positions",
   task: "translate",
   room: "glass",
-  show: () => ({ open: "encoder.embedding" }),
+  show: (trace) => ({ open: inReader(trace, "embedding") }),
   prediction: { kind: "choose" },
   async reveal(live) {
     const base = await live.traced(null);
-    const path = "encoder.embedding.positions";
+    const path = inReader(base, "embedding.positions");
     const found = await reordered(live);
     const facts: Fact[] = [];
     if (found) {
