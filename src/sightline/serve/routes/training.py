@@ -8,6 +8,8 @@ from sightline.serve.routes.shared import Serving
 from sightline.serve.service import Service
 
 router = APIRouter(prefix="/v1/training", tags=["training"], responses=responses(*COMMON, "forbidden"))
+SENT = responses("malformed", "too-slow", "too-large", "wrong-type", "invalid")
+"""Problems of a request with a body."""
 
 
 @router.get("")
@@ -16,14 +18,14 @@ async def status(service: Serving) -> schemas.TrainingAnswer:
     return _status(service)
 
 
-@router.post("/start")
+@router.post("/start", responses=SENT)
 async def start(_: schemas.TrainingRequest, service: Serving) -> schemas.TrainingAnswer:
     """Start a run of about half a minute. A run in progress continues; a finished one is replaced."""
     service.lesson.start()
     return _status(service)
 
 
-@router.post("/stop")
+@router.post("/stop", responses=SENT)
 async def stop(_: schemas.TrainingRequest, service: Serving) -> schemas.TrainingAnswer:
     """Stop the run. Its states stay until the next one."""
     service.lesson.stop()

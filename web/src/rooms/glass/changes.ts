@@ -31,7 +31,7 @@ export const PARTS = {
 
 export type Part = keyof typeof PARTS;
 
-const PATH = "(?:encoder|decoder)(?:\\.layers\\.\\d+)?(?:\\.[a-z_]+)*";
+const PATH = "[a-z_]+(?:\\.layers\\.\\d+)?(?:\\.[a-z_]+)*";
 const NUMBER = "-?\\d+(?:\\.\\d+)?";
 const WITHOUT = new RegExp(`^(${Object.keys(PARTS).join("|")})(?:@(${PATH}))?$`);
 const HEAD = new RegExp(`^(remove|average|scale)@(${PATH})\\.(\\d{1,4})(?:=(${NUMBER}))?$`);
@@ -175,13 +175,12 @@ const EFFECTS = {
 
 /** One sentence for each kind of change that says what it does in this model. */
 export function effects(trace: Trace, changes: string[], cells: string[]): string[] {
-  const reads = trace.stacks.some(({ causal }) => !causal);
   const found = changes.map((item) => {
     const head = headFrom(item);
     if (head) return EFFECTS[head.how];
     const { part, path } = withoutFrom(item)!;
     if (part === "positions")
-      return reads && !path.startsWith("decoder")
+      return trace.stacks.some(({ name, causal }) => !causal && (!path || path.startsWith(`${name}.`)))
         ? "Without positions, the encoder gives each token the same vector in any order of the tokens."
         : "Without positions, a token sees which tokens came before it, but not in which order.";
     if (part === "look-ahead-mask")
