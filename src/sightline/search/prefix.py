@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sightline.model.cache import Cache
-from sightline.model.protocol import Generative
 from sightline.search.types import Request
 
 LEAST = 16
@@ -40,8 +39,8 @@ class Kept(NamedTuple):
 class PrefixCache:
     """Keys and values of the texts that a model has read last. It is safe to use from several threads."""
 
-    def __init__(self, model: Generative) -> None:
-        self._model: Any = model
+    def __init__(self, model: Any) -> None:
+        self._model = model
         self._kept: list[Kept] = []
         """The most recently used last."""
         self._weights = self._versions()

@@ -1,6 +1,7 @@
 """Errors of requests as problem details of RFC 9457: JSON objects with type, title, status and detail."""
 
 import math
+import re
 from typing import Any, NamedTuple
 
 from fastapi.responses import JSONResponse
@@ -47,6 +48,10 @@ class ProblemDetails(BaseModel):
     """The problem and how to fix it."""
 
 
+OPENAI_PATH = re.compile(r"/v1/(completions|models(/[^/]*)?)")
+"""The routes that OpenAI has too."""
+
+
 class Problem(Exception):  # noqa: N818 - the word of RFC 9457
     """An error that is sent to the client."""
 
@@ -72,7 +77,7 @@ class Problem(Exception):  # noqa: N818 - the word of RFC 9457
         body, status = self.body(), self.status
         if path == "/translate":
             body["error"] = self.detail
-        elif path == "/v1/completions" or path.startswith("/v1/models"):
+        elif OPENAI_PATH.fullmatch(path):
             body["error"] = self.openai_error()
             status = body["status"] = 400 if self.kind == "invalid" else self.status
         return JSONResponse(body, status, self.headers, media_type="application/problem+json")
