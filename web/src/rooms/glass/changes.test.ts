@@ -1,5 +1,6 @@
 import { expect, test } from "vitest";
-import { cellsOf, changesOf, described, headChange, isOff, whatIf, withCell, withHead } from "./changes";
+import type { Trace } from "../../trace/trace";
+import { cellsOf, changesOf, described, effects, headChange, isOff, whatIf, withCell, withHead } from "./changes";
 
 const SELF = "encoder.layers.0.self_attention";
 
@@ -44,4 +45,14 @@ test("items in words", () => {
   expect(described("look-ahead-mask")).toBe("no look-ahead mask");
   expect(described(`scale@${SELF}.2=0.5`)).toBe("head 3 × 0.5 (encoder, layer 1, self-attention)");
   expect(described("norms@encoder.layers.0.self_attention_residual")).toBe("no norms (encoder, layer 1, self-attention)");
+});
+
+test("the effect of switching positions off is that of the stack", () => {
+  const stacks = [
+    { name: "encoder", causal: false },
+    { name: "decoder", causal: true },
+  ];
+  const effect = (item: string) => effects({ stacks, translates: true } as unknown as Trace, [item], [])[0];
+  for (const item of ["positions", "positions@encoder", "positions@encoder.embedding"]) expect(effect(item)).toContain("the encoder");
+  for (const item of ["positions@decoder", "positions@decoder.embedding"]) expect(effect(item)).toContain("came before it");
 });

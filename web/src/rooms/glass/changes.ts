@@ -180,7 +180,7 @@ export function effects(trace: Trace, changes: string[], cells: string[]): strin
     if (head) return EFFECTS[head.how];
     const { part, path } = withoutFrom(item)!;
     if (part === "positions")
-      return trace.stacks.some(({ name, causal }) => !causal && (!path || path.startsWith(`${name}.`)))
+      return trace.stacks.some(({ name, causal }) => !causal && (!path || `${path}.`.startsWith(`${name}.`)))
         ? "Without positions, the encoder gives each token the same vector in any order of the tokens."
         : "Without positions, a token sees which tokens came before it, but not in which order.";
     if (part === "look-ahead-mask")
