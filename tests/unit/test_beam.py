@@ -117,7 +117,7 @@ def test_with_beams_for_all_hypotheses_the_best_cut_answer_is_found(architecture
 
 def plainly(next_log_probs, vocab_size, request, options):
     """Beam search in plain Python, over all tokens, without a cache, for one request."""
-    (limit, least, cut), (prefix, _, forbid) = request.limits, request.constraints
+    (limit, least, cut), (prefix, _, forbid, _) = request.limits, request.constraints
     words = [END, *range(UNKNOWN + 1, vocab_size)]
     alive, finished = [([], 0.0)], []
 
@@ -168,6 +168,7 @@ def plainly(next_log_probs, vocab_size, request, options):
         st.lists(st.sampled_from(WORDS), max_size=3),
         st.just([]),
         st.lists(st.lists(st.sampled_from(WORDS[:8]), min_size=1, max_size=2), max_size=8),
+        st.just([]),
     ),
 )
 def test_plain_python_finds_the_same(
