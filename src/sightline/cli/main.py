@@ -69,6 +69,14 @@ class Command(TyperCommand):
             several = " May be repeated." * getattr(parameter, "multiple", False)
             parameter.help = with_flags(f"{parameter.help or ''}{several}", parameters)
 
+    def make_context(self, *arguments: Any, **named: Any) -> Any:
+        """Read the arguments."""
+        try:
+            return super().make_context(*arguments, **named)
+        except typer.BadParameter as error:  # a value that is invalid or missing
+            typer.echo(" ".join(error.format_message().split()), err=True)
+            raise typer.Exit(2) from None
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
