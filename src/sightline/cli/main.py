@@ -74,7 +74,8 @@ class Command(TyperCommand):
         try:
             return super().make_context(*arguments, **named)
         except typer.BadParameter as error:  # a value that is invalid or missing
-            typer.echo(" ".join(error.format_message().split()), err=True)
+            message = error.format_message().replace("Value error, ", "")  # a prefix of pydantic
+            typer.echo(" ".join(message.split()), err=True)
             raise typer.Exit(2) from None
 
     def invoke(self, ctx: Any) -> Any:
