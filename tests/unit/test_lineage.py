@@ -111,6 +111,13 @@ def test_a_row_needs_the_stated_rows_only(variant):
                 assert torch.allclose(one, other, rtol=0, atol=1e-5), name
 
 
+def rounding(trace, name, value):
+    """Return the difference that rounding may make. Without norms, scores are large, and softmax turns their rounding
+    into differences of the heads' outputs, which a fused kernel computes."""
+    scores = trace[name.removesuffix("z") + "scaled"].values if name.endswith(".z") else torch.zeros(1)
+    return 1e-5 * max(1.0, value.abs().max().item()) * max(1.0, scores.abs().max().item() / 10)
+
+
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("variant", ["learned", "rotary"])
 def test_lineage_of_a_what_if(variant, part):
@@ -120,7 +127,7 @@ def test_lineage_of_a_what_if(variant, part):
             again = recompute(model, given, trace, name)
             finite = value.isfinite()
             assert torch.equal(finite, again.isfinite()), name
-            assert difference(again[finite], value[finite]) <= 1e-5 * max(1.0, value[finite].abs().max().item()), name
+            assert difference(again[finite], value[finite]) <= rounding(trace, name, value[finite]), name
         if part != "look-ahead-mask" or "decoder.output" in trace:
             assert trace.lineage != lineage(model)
 
