@@ -248,6 +248,13 @@ ENTRIES: dict[str, list[Entry]] = {
             ),
         )
         for part in parts
+    ]
+    + [
+        Entry(
+            "A changed model (`what_if`), times the same request to the unchanged model",
+            "what-if-cpu-en-fr",
+            "python benchmarks/what_if.py en-fr --pairs PAIRS.tsv --rounds 3",
+        )
     ],
     "The page, headless Chromium on two CPU cores, without a GPU": [
         Entry("Budgets", "page", "python benchmarks/page.py en-fr --large TEACHER"),

@@ -73,7 +73,7 @@ def main() -> None:
         rows.append({"changes": name, "search": round(ratios[0], 3), "score": round(ratios[1], 3)})
         print(f"{name:32}search {ratios[0]:.2f}   score {ratios[1]:.2f}")
     about = {"model": Path(options.model).name, "sentences": len(texts), "rounds": options.rounds}
-    print(keep(f"what-if-cpu-{Path(options.model).name}", {**where(), **about, "times the unchanged request": rows}))
+    print(keep(f"what-if-cpu-{Path(options.model).name}", {**where(), **about, "results": rows}))
 
 
 def search(worker: Worker, engine: Translator, text: str, what_if: dict[str, Any] | None) -> float:
