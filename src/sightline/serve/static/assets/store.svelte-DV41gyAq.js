@@ -1,4 +1,4 @@
-import{C as e,D as t,G as n,H as r,J as i,Q as a,R as o,S as s,T as c,U as l,V as u,W as d,a as f,at as p,b as m,c as h,ct as g,ft as _,g as v,h as y,i as ee,it as b,lt as x,m as S,n as te,o as C,ot as ne,pt as re,s as w,st as ie,t as ae,tt as T,ut as E,v as D,w as oe,x as se,z as ce}from"./index-_X4-1mOn.js";var le=Object.defineProperty,O=(e,t)=>{let n={};for(var r in e)le(n,r,{get:e[r],enumerable:!0});return t||le(n,Symbol.toStringTag,{value:`Module`}),n},ue=`# The tour
+import{C as e,D as t,G as n,H as r,J as i,Q as a,R as o,S as s,T as c,U as l,V as u,W as d,a as f,at as p,b as m,c as h,ct as g,ft as _,g as v,h as y,i as ee,it as b,lt as x,m as S,n as te,o as C,ot as ne,pt as re,s as w,st as ie,t as ae,tt as T,ut as E,v as D,w as oe,x as se,z as ce}from"./index-BnmWKYYK.js";var le=Object.defineProperty,O=(e,t)=>{let n={};for(var r in e)le(n,r,{get:e[r],enumerable:!0});return t||le(n,Symbol.toStringTag,{value:`Module`}),n},ue=`# The tour
 
 Run \`sightline serve\`, open the page and choose *Tour*: there, each stop computes its numbers with a real model, for
 your own sentence. This page has the same text.
